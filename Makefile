@@ -1,0 +1,1 @@
+# s3csi: the menu. `make help` lists what you can order.
