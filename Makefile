@@ -1,1 +1,105 @@
-# s3csi: the menu. `make help` lists what you can order.
+# s3csi: the menu. `make` alone prints it.
+#
+# One rule keeps builds short: cargo is always called for the whole workspace and the release profile. With `-p` it would
+# choose other features for shared dependencies and compile them, and the C code of the engine, a second time.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+# Targets are steps, and each step already uses all cores.
+.NOTPARALLEL:
+
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/s3csi
+export CARGO_TARGET_DIR ?= $(CACHE)/target
+export CARGO_BUILD_JOBS ?= $(shell nproc)
+export CARGO_TERM_COLOR ?= $(if $(MAKE_TERMOUT),always,auto)
+export S3CSI_LOG_DIR ?= $(CACHE)/logs
+export S3CSI_TOOLS ?= $(CACHE)/tools/bin
+
+CARGO_FLAGS := --release --locked --workspace
+# Asked only when needed: `make setup` must be able to say that Rust is missing.
+BINARIES = $(CARGO_TARGET_DIR)/$(shell rustc --print host-tuple)/release
+CARGO_TEST := cargo test $(CARGO_FLAGS)
+ISOLATED := scripts/isolated.sh
+
+# Which test program belongs to which stage. The architecture test fails when one of them is in no list.
+UNIT_TESTS := generated
+NODE_TESTS :=
+ENGINE_TESTS :=
+SANITY_TESTS :=
+ARCHITECTURE_TESTS := architecture
+tests = $(addprefix --test ,$(1))
+
+# Inside `make test` the stage "build" has already done this.
+BUILT := $(if $(IN_SUITE),,build)
+
+##@ Start here
+demo: setup build ## Tour of the product on this machine, no cluster needed (ARGS=--keep leaves it running)
+	@$(ISOLATED) $(BINARIES)/s3csi-testbed demo $(ARGS)
+
+test: ## Everything CI runs, with a table of stage times at the end
+	@scripts/suite.sh setup format tools build test-architecture test-unit test-node test-sanity test-engine test-logs lint
+
+##@ Build
+setup: ## Install the Debian packages that are missing
+	@scripts/setup.sh
+
+tools: ## Build the pinned Go programs that tests run against (versitygw, csi-sanity)
+	@scripts/tools.sh
+
+build: ## Compile all programs and tests, once, statically linked
+	cargo build $(CARGO_FLAGS) --all-targets
+
+update-generated: ## Write the generated files anew (CSI code and friends)
+	UPDATE=1 $(CARGO_TEST) --test generated
+
+##@ Test one thing
+test-unit: $(BUILT) ## Rules and protocols; needs no root
+	$(CARGO_TEST) --lib --bins $(call tests,$(UNIT_TESTS))
+
+test-architecture: $(BUILT) ## Who may depend on what and call what; licences
+	$(CARGO_TEST) $(call tests,$(ARCHITECTURE_TESTS))
+
+test-node: $(BUILT) ## Host and node plugin with real mounts; needs root
+	$(if $(NODE_TESTS),$(ISOLATED) $(CARGO_TEST) $(call tests,$(NODE_TESTS)))
+
+test-engine: $(BUILT) $(if $(IN_SUITE),,tools) ## Conformance of the engine against two S3 servers; needs root
+	$(if $(ENGINE_TESTS),$(ISOLATED) $(CARGO_TEST) $(call tests,$(ENGINE_TESTS)))
+
+test-sanity: $(BUILT) $(if $(IN_SUITE),,tools) ## csi-sanity against the node plugin's socket; needs root
+	$(if $(SANITY_TESTS),$(ISOLATED) $(CARGO_TEST) $(call tests,$(SANITY_TESTS)))
+
+test-logs: ## No secret value is in any log of the last `make test`
+	@scripts/logs.sh
+
+lint: format ## Format, clippy (pedantic), shellcheck
+	shellcheck --external-sources .ci/run scripts/*.sh
+	cargo clippy $(CARGO_FLAGS) --all-targets -- --deny warnings
+
+format: ## Is every Rust file formatted? (cargo fmt repairs it)
+	cargo fmt --all --check
+
+##@ Measure and ship
+bench: ## Publish latency and data path beside s3fs and rclone, written to docs/benchmarks.md
+	@echo 'make bench: the benchmarks are not written yet' >&2; exit 1
+
+image: ## The container image
+	@echo 'make image: the image comes with the Helm chart; nothing to build yet' >&2; exit 1
+
+cluster: ## A throw-away cluster with the driver installed
+	@echo 'make cluster: the test cluster comes with strategy "pod"; nothing to start yet' >&2; exit 1
+
+##@ House
+clean: ## Remove what was compiled and logged (the tools stay; clean-tools removes them)
+	cargo clean
+	rm -rf -- $(CACHE)/logs
+
+clean-tools: ## Remove the Go programs and the benchmark's peers
+	rm -rf -- $(CACHE)/tools $(CACHE)/peers
+
+help: ## This list
+	@awk 'BEGIN { FS = ":.*## " } \
+	  /^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+
+.PHONY: $(shell awk -F : '/^[a-z-]+:.*\#\# / { print $$1 }' $(firstword $(MAKEFILE_LIST)))

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Makes a Debian machine ready to build and test s3csi: installs the packages that are missing and checks the rest.
+# Safe to repeat; when nothing is missing it changes nothing and takes a moment.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/narrate.sh
+source scripts/narrate.sh
+
+readonly PACKAGES=(
+  build-essential pkg-config cmake # the AWS Common Runtime is C
+  libclang-dev                     # its Rust bindings are generated from headers
+  libfuse3-dev                     # brings libfuse3.a, which the engine links statically
+  fuse3                            # fusermount3, for mounts by unprivileged users
+  util-linux                       # unshare: every mounting test runs in a mount namespace of its own
+  ca-certificates                  # the S3 client refuses to start without any trust store
+  git shellcheck                   # `make lint`
+)
+
+is_installed() {
+  [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
+}
+
+ensure_packages() {
+  command -v apt-get >/dev/null ||
+    fail "this is not a Debian system; install the counterparts of these packages yourself: ${PACKAGES[*]}"
+  local package missing=()
+  for package in "${PACKAGES[@]}"; do
+    is_installed "$package" || missing+=("$package")
+  done
+  if ((${#missing[@]} == 0)); then
+    return
+  fi
+  ((EUID == 0)) || fail "packages are missing and only root may install them; run: sudo apt-get install ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  narrated "refreshing the package lists" apt-get update -qq
+  narrated "installing ${missing[*]}" apt-get install -qq --yes --no-install-recommends "${missing[@]}"
+}
+
+ensure_packages
+command -v cargo >/dev/null || fail "cargo is not installed; get Rust 1.95 or later from https://rustup.rs"
+[[ -c /dev/fuse ]] || say "warning: /dev/fuse is missing, so nothing can be mounted here; try: modprobe fuse"

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Runs make targets one after the other as stages, stops at the first that fails, and ends with a table of stage times
+# and one plain line that counts the tests.
+# Usage: scripts/suite.sh TARGET…
+set -euo pipefail
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/narrate.sh
+source scripts/narrate.sh
+: "${S3CSI_LOG_DIR:?is set by the Makefile; run this through make}"
+
+# Logs of an earlier run would be counted and searched as if they were of this one. The mark proves that the directory
+# is ours to empty, whatever the variable was set to.
+readonly MARK=.s3csi-logs
+start_with_empty_logs() {
+  mkdir -p "$S3CSI_LOG_DIR"
+  if [[ -n $(ls -A "$S3CSI_LOG_DIR") && ! -e $S3CSI_LOG_DIR/$MARK ]]; then
+    fail "$S3CSI_LOG_DIR (S3CSI_LOG_DIR) holds files that are not logs of this suite; name another directory"
+  fi
+  find "$S3CSI_LOG_DIR" -mindepth 1 -delete
+  mkdir "$S3CSI_LOG_DIR/stages"
+  touch "$S3CSI_LOG_DIR/$MARK"
+}
+
+print_times() {
+  printf '\n%-20s %9s  %s\n' stage seconds outcome
+  awk -F '\t' '
+    { printf "%-20s %9.1f  %s\n", $1, $2, $3; total += $2 }
+    END { printf "%-20s %9.1f\n", "total", total }
+  ' "$S3CSI_LOG_DIR/stages/times"
+}
+
+# Sums the line with which every test program ends; colours are taken out first.
+print_counts() {
+  sed 's/\x1b\[[0-9;]*m//g' "$S3CSI_LOG_DIR"/stages/*.log | awk '
+    /^test result: / {
+      for (i = 2; i <= NF; i++) {
+        if ($i == "passed;") passed += $(i - 1)
+        if ($i == "failed;") failed += $(i - 1)
+      }
+    }
+    END { printf "%d passed, %d failed\n", passed, failed }
+  '
+}
+
+start_with_empty_logs
+status=0
+for target in "$@"; do
+  # Later stages need not look again whether everything is built: an earlier one of this suite did it.
+  scripts/stage.sh "$target" make --no-print-directory IN_SUITE=yes "$target" || { status=$? && break; }
+done
+print_times
+if ((status != 0)); then
+  printf '\n%s failed; its output: %s\n' "$target" "$S3CSI_LOG_DIR/stages/$target.log"
+fi
+print_counts
+exit "$status"
