@@ -1,1 +1,15 @@
+//! The mounter: receives mount requests with a FUSE descriptor each and runs one engine per request.
+//!
+//! [`handoff`] is both ends of the protocol and the only part the node uses; the rest is the program `s3csi-mounter`.
 #![forbid(unsafe_code)]
+
+pub mod handoff;
+
+/// The socket in the mounter's directory that takes mount requests.
+pub const SOCKET: &str = "mount.sock";
+
+/// What a failed engine said, in the directory of its source.
+pub const ERROR_FILE: &str = "mount.err";
+
+/// Made by the node in the directory of a source: the end of its engine was asked for.
+pub const EXIT_FILE: &str = "mount.exit";

@@ -1,0 +1,73 @@
+//! What a mounter tells the node about the engine of a request: one JSON object per line.
+
+use serde::{Deserialize, Serialize};
+
+/// No answer is longer on the wire, so a reader may stop there. A bounded tail of an engine's stderr takes up to six bytes
+/// per byte when it is escaped.
+pub const MAX_ANSWER_BYTES: usize = 128 * 1024;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "lowercase")]
+pub enum Answer {
+    /// The engine serves the mount.
+    Ready,
+    /// There will be no mount; mostly the engine's own words.
+    Failed { error: String },
+    /// The engine has ended after it was ready, or was asked to end before. Code and signal exclude each other.
+    Exited {
+        code: Option<i32>,
+        signal: Option<i32>,
+        /// The last words on its stderr.
+        #[serde(default)]
+        error: String,
+    },
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("not an answer of a mounter")]
+pub struct InvalidAnswer {
+    #[source]
+    cause: serde_json::Error,
+}
+
+impl Answer {
+    pub fn from_line(line: &str) -> Result<Self, InvalidAnswer> {
+        serde_json::from_str(line).map_err(|cause| InvalidAnswer { cause })
+    }
+
+    /// The answer as one line, with its end.
+    pub fn to_line(&self) -> String {
+        let mut line =
+            serde_json::to_string(self).unwrap_or_else(|_| unreachable!("strings and numbers can be written"));
+        line.push('\n');
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_on_the_wire() {
+        check(&Answer::Ready, r#"{"answer":"ready"}"#);
+        check(&Answer::Failed { error: "no\n\"way\"".into() }, r#"{"answer":"failed","error":"no\n\"way\""}"#);
+        let exited = Answer::Exited { code: None, signal: Some(9), error: String::new() };
+        check(&exited, r#"{"answer":"exited","code":null,"signal":9,"error":""}"#);
+        let exited = Answer::Exited { code: Some(0), signal: None, error: "x".into() };
+        check(&exited, r#"{"answer":"exited","code":0,"signal":null,"error":"x"}"#);
+
+        fn check(answer: &Answer, wire: &str) {
+            assert_eq!(answer.to_line(), format!("{wire}\n"));
+            assert_eq!(&Answer::from_line(wire).unwrap(), answer);
+            assert_eq!(&Answer::from_line(&answer.to_line()).unwrap(), answer);
+        }
+    }
+
+    #[test]
+    fn anything_else_is_not_an_answer() {
+        for line in ["", "{}", "ready", r#"{"answer":"maybe"}"#, r#"{"answer":"failed"}"#, "[1]"] {
+            assert_eq!(Answer::from_line(line).unwrap_err().to_string(), "not an answer of a mounter", "{line}");
+        }
+    }
+}
