@@ -1,0 +1,284 @@
+//! The scripted twin of the kernel: a mount table in memory, failures on demand, and a log of every call. For
+//! failures a kernel does not produce when a test needs them; everything else is tested on the real one.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use rustix::io::Errno;
+
+use super::table::OUR_SOURCE;
+use super::{Access, Device, FuseOptions, Host, HostError, Mount, MountTable, Probe};
+
+/// Behaves like a kernel whose FUSE mounts are all served, except where the script says otherwise.
+#[derive(Debug, Default)]
+pub struct Scripted {
+    state: Mutex<State>,
+}
+
+/// One call to the twin, as its log shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    MountTable,
+    MountFuse { at: PathBuf, options: FuseOptions },
+    Bind { source: PathBuf, target: PathBuf, access: Access },
+    Unmount { at: PathBuf },
+    Detach { at: PathBuf },
+    Abort { device: Device },
+    Probe { at: PathBuf },
+    CreateDirectory { path: PathBuf, mode: u32 },
+    RemoveDirectory { path: PathBuf },
+}
+
+/// The calls that can be told to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    MountTable,
+    MountFuse,
+    Bind,
+    Unmount,
+    Detach,
+    Abort,
+    CreateDirectory,
+    RemoveDirectory,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: Vec<Call>,
+    mounts: Vec<Mount>,
+    directories: BTreeSet<PathBuf>,
+    failures: Vec<Failure>,
+    probes: Vec<(PathBuf, VecDeque<Probe>)>,
+    dead: BTreeSet<Device>,
+    last_id: u32,
+}
+
+#[derive(Debug)]
+struct Failure {
+    operation: Operation,
+    /// How many calls succeed before.
+    after: usize,
+    errno: Errno,
+}
+
+impl Scripted {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Fail the `nth` next call of an operation (1 is the very next) once.
+    pub fn fail(&self, operation: Operation, nth: usize, errno: Errno) {
+        self.state().failures.push(Failure { operation, after: nth.saturating_sub(1), errno });
+    }
+
+    /// What the next probe of a path answers, instead of what the mount table suggests. Answers queue up.
+    pub fn answer_probe(&self, at: impl Into<PathBuf>, answer: Probe) {
+        let at = at.into();
+        let mut state = self.state();
+        match state.probes.iter_mut().find(|(path, _)| *path == at) {
+            Some((_, answers)) => answers.push_back(answer),
+            None => state.probes.push((at, VecDeque::from([answer]))),
+        }
+    }
+
+    /// The server of a mount dies: its mounts stay, and probes of them say so.
+    pub fn kill(&self, device: Device) {
+        self.state().dead.insert(device);
+    }
+
+    /// Put a mount into the table that nobody mounted through the twin.
+    pub fn add_mount(&self, mount: Mount) {
+        self.state().mounts.push(mount);
+    }
+
+    /// What was called so far, in order.
+    pub fn calls(&self) -> Vec<Call> {
+        self.state().calls.clone()
+    }
+
+    pub fn mounts(&self) -> Vec<Mount> {
+        self.state().mounts.clone()
+    }
+
+    pub fn directories(&self) -> Vec<PathBuf> {
+        self.state().directories.iter().cloned().collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn called(&self, call: Call, operation: Operation) -> (MutexGuard<'_, State>, Option<io::Error>) {
+        let mut state = self.state();
+        state.calls.push(call);
+        let failure = state.next_failure(operation);
+        (state, failure)
+    }
+
+    fn remove_mount(&self, call: Call, operation: Operation, at: &Path) -> Result<(), HostError> {
+        let (mut state, failure) = self.called(call, operation);
+        match failure {
+            Some(cause) if cause.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => {
+                Err(HostError::Busy { at: at.to_owned() })
+            }
+            Some(cause) => Err(HostError::Unmount { at: at.to_owned(), cause }),
+            None => {
+                if let Some(index) = state.mounts.iter().rposition(|it| it.at == at) {
+                    state.mounts.remove(index);
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Host for Scripted {
+    fn mount_table(&self) -> Result<MountTable, HostError> {
+        match self.called(Call::MountTable, Operation::MountTable) {
+            (_, Some(cause)) => Err(HostError::ReadTable { cause }),
+            (state, None) => Ok(state.mounts.iter().cloned().collect()),
+        }
+    }
+
+    fn resolve(&self, path: &Path) -> Result<PathBuf, HostError> {
+        Ok(path.to_owned())
+    }
+
+    fn mount_fuse(&self, at: &Path, options: &FuseOptions) -> Result<OwnedFd, HostError> {
+        let call = Call::MountFuse { at: at.to_owned(), options: *options };
+        let (mut state, failure) = self.called(call, Operation::MountFuse);
+        let failed = |cause| HostError::MountFuse { at: at.to_owned(), cause };
+        if let Some(cause) = failure {
+            return Err(failed(cause));
+        }
+        if !state.directories.contains(at) {
+            return Err(HostError::OpenDirectory { path: at.to_owned(), cause: Errno::NOENT.into() });
+        }
+        if state.mounts.iter().any(|it| it.at == at) {
+            return Err(HostError::Occupied { at: at.to_owned() });
+        }
+        // Any descriptor will do: nobody serves it.
+        let descriptor = File::open("/dev/null").map_err(failed)?;
+        let id = state.new_id();
+        let is_read_only = options.access == Access::ReadOnly;
+        state.mounts.push(Mount {
+            id: id.into(),
+            parent: 1,
+            device: Device { major: 0, minor: id },
+            root: PathBuf::from("/"),
+            at: at.to_owned(),
+            read_only: is_read_only,
+            super_read_only: is_read_only,
+            kind: "fuse".to_owned(),
+            source: OUR_SOURCE.to_owned(),
+        });
+        Ok(descriptor.into())
+    }
+
+    fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError> {
+        let call = Call::Bind { source: source.to_owned(), target: target.to_owned(), access };
+        let (mut state, failure) = self.called(call, Operation::Bind);
+        let failed = |cause| HostError::Bind { source_path: source.to_owned(), target: target.to_owned(), cause };
+        if let Some(cause) = failure {
+            return Err(failed(cause));
+        }
+        if !state.directories.contains(target) {
+            return Err(HostError::OpenDirectory { path: target.to_owned(), cause: Errno::NOENT.into() });
+        }
+        if state.mounts.iter().any(|it| it.at == target) {
+            return Err(HostError::Occupied { at: target.to_owned() });
+        }
+        let original = state.mounts.iter().rfind(|it| it.at == source).cloned();
+        let original = original.ok_or_else(|| failed(Errno::NOENT.into()))?;
+        let id = state.new_id();
+        state.mounts.push(Mount {
+            id: id.into(),
+            at: target.to_owned(),
+            read_only: original.read_only || access == Access::ReadOnly,
+            ..original
+        });
+        Ok(())
+    }
+
+    fn unmount(&self, at: &Path) -> Result<(), HostError> {
+        self.remove_mount(Call::Unmount { at: at.to_owned() }, Operation::Unmount, at)
+    }
+
+    fn detach(&self, at: &Path) -> Result<(), HostError> {
+        self.remove_mount(Call::Detach { at: at.to_owned() }, Operation::Detach, at)
+    }
+
+    fn abort(&self, device: Device) -> Result<(), HostError> {
+        match self.called(Call::Abort { device }, Operation::Abort) {
+            (_, Some(cause)) => Err(HostError::Abort { device, cause }),
+            (mut state, None) => {
+                state.dead.insert(device);
+                Ok(())
+            }
+        }
+    }
+
+    fn probe(&self, at: &Path, _deadline: Instant) -> Probe {
+        let mut state = self.state();
+        state.calls.push(Call::Probe { at: at.to_owned() });
+        let scripted = state.probes.iter_mut().find(|(path, _)| path == at).and_then(|(_, it)| it.pop_front());
+        if let Some(answer) = scripted {
+            return answer;
+        }
+        match state.mounts.iter().rfind(|it| it.at == at) {
+            Some(mount) if state.dead.contains(&mount.device) => Probe::Dead(Errno::NOTCONN.into()),
+            Some(mount) => Probe::Alive { device: mount.device },
+            None if state.directories.contains(at) => Probe::Alive { device: Device { major: 254, minor: 0 } },
+            None => Probe::Missing,
+        }
+    }
+
+    fn create_directory(&self, path: &Path, mode: u32) -> Result<(), HostError> {
+        let call = Call::CreateDirectory { path: path.to_owned(), mode };
+        match self.called(call, Operation::CreateDirectory) {
+            (_, Some(cause)) => Err(HostError::CreateDirectory { path: path.to_owned(), cause }),
+            (mut state, None) => {
+                state.directories.insert(path.to_owned());
+                Ok(())
+            }
+        }
+    }
+
+    fn remove_directory(&self, path: &Path) -> Result<(), HostError> {
+        let call = Call::RemoveDirectory { path: path.to_owned() };
+        let (mut state, failure) = self.called(call, Operation::RemoveDirectory);
+        if let Some(cause) = failure {
+            return Err(HostError::RemoveDirectory { path: path.to_owned(), cause });
+        }
+        if state.mounts.iter().any(|it| it.at == path) {
+            return Err(HostError::Busy { at: path.to_owned() });
+        }
+        state.directories.remove(path);
+        Ok(())
+    }
+}
+
+impl State {
+    fn new_id(&mut self) -> u32 {
+        self.last_id += 1;
+        1000 + self.last_id
+    }
+
+    fn next_failure(&mut self, operation: Operation) -> Option<io::Error> {
+        let mut due = None;
+        for (index, failure) in self.failures.iter_mut().enumerate() {
+            if failure.operation == operation {
+                match failure.after.checked_sub(1) {
+                    Some(after) => failure.after = after,
+                    None => due = due.or(Some(index)),
+                }
+            }
+        }
+        due.map(|index| self.failures.remove(index).errno.into())
+    }
+}
