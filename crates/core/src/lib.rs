@@ -1,1 +1,35 @@
+//! The pure rules of s3csi: what a request means, what is allowed, what things are called and how they are written down.
+//!
+//! Nothing here reads a file, a clock, the environment or the network, and no CSI or Kubernetes type is named: every
+//! rule can be tested with data alone, and a caller who holds one of these types holds the proof that it was checked.
 #![forbid(unsafe_code)]
+
+pub mod arguments;
+pub mod bucket;
+pub mod chain;
+pub mod credentials;
+pub mod environment;
+pub mod identifiers;
+pub mod names;
+pub mod policy;
+pub mod publish;
+pub mod secret;
+pub mod sharing;
+pub mod target;
+pub mod user_agent;
+
+pub use arguments::{Arguments, InvalidArgument};
+pub use bucket::{BucketName, InvalidBucketName};
+pub use chain::Chain;
+pub use credentials::{InvalidKeys, Keys, PROFILE, ProfileFiles};
+pub use environment::{DriverSettings, ProfilePaths, engine_environment};
+pub use identifiers::{InvalidIdentifier, PvName, VolumeId, WorkloadUid};
+pub use names::mountpoint_pod_name;
+pub use publish::{
+    Access, AccessMode, AccessType, AuthenticationSource, Identity, InvalidPublish, Publish, RawCapability, RawPublish,
+    UnusableSecret,
+};
+pub use secret::Secret;
+pub use sharing::SharingKey;
+pub use target::{InvalidTargetPath, TargetPath};
+pub use user_agent::user_agent;

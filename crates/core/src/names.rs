@@ -1,0 +1,47 @@
+//! Names that the controller and the node both compute, without asking each other.
+
+use std::fmt::Write as _;
+
+use sha2::{Digest as _, Sha224};
+
+use crate::identifiers::{PvName, WorkloadUid};
+
+/// The name of the Mountpoint Pod that was started for this workload and PV: `mp-` and 56 hex digits.
+///
+/// The hash is of the two texts side by side, as drivers before us did it: their running Pods are found by it.
+pub fn mountpoint_pod_name(workload: &WorkloadUid, volume: &PvName) -> String {
+    format!("mp-{}", hex_sha224([workload.as_str(), volume.as_str()]))
+}
+
+/// 56 hex digits: short enough for a label or a name, long enough to never meet another.
+pub(crate) fn hex_sha224<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Part>) -> String {
+    let mut hash = Sha224::new();
+    for part in parts {
+        hash.update(part);
+    }
+    hash.finalize().iter().fold(String::with_capacity(56), |mut text, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(workload: &str, volume: &str, expected: &str) {
+        assert_eq!(mountpoint_pod_name(&workload.parse().unwrap(), &volume.parse().unwrap()), expected);
+    }
+
+    #[test]
+    fn mountpoint_pod_names_are_those_of_drivers_before_us() {
+        check(
+            "a4509011-bd2a-4f37-b1b0-05d715087852",
+            "test-vol",
+            "mp-55f7d2331f3149f00d62d7af839d4cee895e1c68a2f0d96ffd359f79",
+        );
+        check("test-pod-uid", "test-vol", "mp-8ef7856a0c7f1d5706bd6af93fdc4bc90b33cf2ceb6769b4afd62586");
+    }
+}

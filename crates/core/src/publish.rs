@@ -1,0 +1,356 @@
+//! What a request to publish a volume means. It comes in as loose text and leaves as types, or as the first thing that
+//! is wrong with it; nothing behind this door checks again.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::arguments::{Arguments, InvalidArgument};
+use crate::bucket::{BucketName, InvalidBucketName};
+use crate::credentials::{InvalidKeys, Keys};
+use crate::identifiers::VolumeId;
+use crate::secret::Secret;
+use crate::sharing::SharingKey;
+use crate::target::{InvalidTargetPath, TargetPath};
+
+/// Keys of the volume context: a PV's `volumeAttributes` and what kubelet adds to them.
+pub mod context {
+    pub const BUCKET_NAME: &str = "bucketName";
+    pub const AUTHENTICATION_SOURCE: &str = "authenticationSource";
+    pub const POD_NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
+    pub const SERVICE_ACCOUNT_NAME: &str = "csi.storage.k8s.io/serviceAccount.name";
+}
+
+/// A request as it arrives: nothing in it was checked.
+#[derive(Clone, Debug)]
+pub struct RawPublish<'a> {
+    pub volume_id: &'a str,
+    pub target_path: &'a str,
+    pub volume_context: &'a BTreeMap<String, String>,
+    pub capability: Option<RawCapability<'a>>,
+    pub readonly: bool,
+    pub secrets: &'a BTreeMap<String, Secret<String>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct RawCapability<'a> {
+    pub access_mode: Option<AccessMode>,
+    pub access_type: AccessType<'a>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AccessMode {
+    MultiNodeMultiWriter,
+    MultiNodeReaderOnly,
+    Other(String),
+}
+
+#[derive(Clone, Debug)]
+pub enum AccessType<'a> {
+    /// `fs_type` has no meaning for a bucket and is ignored.
+    Mount {
+        fs_type: &'a str,
+        mount_flags: &'a [String],
+        volume_mount_group: &'a str,
+    },
+    Block,
+    /// Old callers leave it out: a mount without options.
+    Unset,
+}
+
+/// A request we understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publish {
+    pub volume_id: VolumeId,
+    pub bucket: BucketName,
+    pub target: TargetPath,
+    pub workload_namespace: Option<String>,
+    pub service_account: Option<String>,
+    /// What this workload may do.
+    pub access: Access,
+    /// What anybody may do with this volume on this node.
+    pub volume_access: Access,
+    /// The PV's mount options with our defaults, before policy. `--read-only` became `volume_access`.
+    pub arguments: Arguments,
+    pub fs_group: Option<String>,
+    pub identity: Identity,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// Who is meant by `authenticationSource`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AuthenticationSource {
+    Driver,
+    Secret,
+}
+
+/// With whose keys the engine talks to S3.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    Driver,
+    Secret(Keys),
+}
+
+/// The first thing that is wrong with a request, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPublish {
+    #[error("Volume ID not provided: set spec.csi.volumeHandle of the PersistentVolume")]
+    VolumeIdMissing,
+
+    #[error("Bucket name not provided: set spec.csi.volumeAttributes.bucketName of the PersistentVolume")]
+    BucketNameMissing,
+
+    #[error("Bucket name not valid: correct spec.csi.volumeAttributes.bucketName of the PersistentVolume")]
+    BucketName {
+        #[source]
+        cause: InvalidBucketName,
+    },
+
+    #[error("Target path not provided: kubelet must say where to mount")]
+    TargetPathMissing,
+
+    #[error("Target path not understood: only paths that kubelet makes for volumes of Pods are served")]
+    TargetPath {
+        #[source]
+        cause: InvalidTargetPath,
+    },
+
+    #[error("Volume capability not provided: kubelet must say how the volume is used")]
+    CapabilityMissing,
+
+    #[error(
+        "Volume capability not supported: access mode is {mode}; use ReadWriteMany (MULTI_NODE_MULTI_WRITER) or \
+         ReadOnlyMany (MULTI_NODE_READER_ONLY)"
+    )]
+    AccessMode { mode: String },
+
+    #[error("Volume capability not supported: a bucket is no block device; use volumeMode: Filesystem")]
+    Block,
+
+    #[error("mountOptions not understood: correct spec.mountOptions of the PersistentVolume")]
+    MountOptions {
+        #[source]
+        cause: InvalidArgument,
+    },
+
+    #[error("mount option --read-only takes no value, but has {value:?}; remove the value, or the option")]
+    ReadOnlyWithValue { value: String },
+
+    #[error(
+        "mount option {option}=0 is not possible: the engine refuses to show files as owned by root; use a number from \
+         1 up (root itself has access anyway)"
+    )]
+    OwnedByRoot { option: &'static str },
+
+    #[error("fsGroup {value:?} is not a number: correct securityContext.fsGroup of the Pod")]
+    FsGroup { value: String },
+
+    #[error("authenticationSource {value:?} is not known: only \"driver\" and \"secret\" are supported")]
+    AuthenticationSource { value: String },
+
+    /// The only variant that is about credentials.
+    #[error("authenticationSource is \"secret\", but no usable Secret came with the request")]
+    Credentials {
+        #[source]
+        cause: UnusableSecret,
+    },
+}
+
+/// Why `authenticationSource: secret` cannot be honoured. The driver's own keys are never taken instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnusableSecret {
+    #[error(
+        "set spec.csi.nodePublishSecretRef of the PersistentVolume to a Secret with access_key_id and secret_access_key"
+    )]
+    Missing,
+
+    #[error("correct the Secret that spec.csi.nodePublishSecretRef of the PersistentVolume names")]
+    Invalid {
+        #[source]
+        cause: InvalidKeys,
+    },
+}
+
+impl Publish {
+    /// Checks in the order of the CSI contract; the first failure wins.
+    pub fn parse(raw: &RawPublish<'_>) -> Result<Self, InvalidPublish> {
+        let RawPublish { volume_id, target_path, volume_context, capability, readonly, secrets } = raw;
+        let attribute = |key: &str| volume_context.get(key).map(String::as_str).filter(|it| !it.is_empty());
+
+        let volume_id = volume_id.parse().map_err(|_| InvalidPublish::VolumeIdMissing)?;
+        let bucket = attribute(context::BUCKET_NAME).ok_or(InvalidPublish::BucketNameMissing)?;
+        if target_path.is_empty() {
+            return Err(InvalidPublish::TargetPathMissing);
+        }
+        let capability = capability.as_ref().ok_or(InvalidPublish::CapabilityMissing)?;
+        let mode_access = parse_access_mode(capability.access_mode.as_ref())?;
+        let (mount_flags, fs_group) = match capability.access_type {
+            AccessType::Mount { mount_flags, volume_mount_group, .. } => (mount_flags, volume_mount_group),
+            AccessType::Block => return Err(InvalidPublish::Block),
+            AccessType::Unset => ([].as_slice(), ""),
+        };
+
+        let bucket = bucket.parse().map_err(|cause| InvalidPublish::BucketName { cause })?;
+        let target = target_path.parse().map_err(|cause| InvalidPublish::TargetPath { cause })?;
+        let mut arguments = Arguments::parse(mount_flags).map_err(|cause| InvalidPublish::MountOptions { cause })?;
+        refuse_root_as_owner(&arguments)?;
+        let volume_access = mode_access.and(take_read_only(&mut arguments)?);
+        let access = volume_access.and(if *readonly { Access::ReadOnly } else { Access::ReadWrite });
+        let fs_group = parse_fs_group(fs_group)?;
+        add_defaults(&mut arguments, fs_group);
+        let identity = parse_identity(attribute(context::AUTHENTICATION_SOURCE), secrets)?;
+
+        Ok(Self {
+            volume_id,
+            bucket,
+            target,
+            workload_namespace: attribute(context::POD_NAMESPACE).map(str::to_owned),
+            service_account: attribute(context::SERVICE_ACCOUNT_NAME).map(str::to_owned),
+            access,
+            volume_access,
+            arguments,
+            fs_group: fs_group.map(|it| it.to_string()),
+            identity,
+        })
+    }
+
+    /// What must be equal for another workload on this node to share this one's source.
+    pub fn sharing_key(&self, node: &str) -> SharingKey {
+        SharingKey {
+            node: node.to_owned(),
+            persistent_volume: self.target.volume().as_str().to_owned(),
+            volume_id: self.volume_id.as_str().to_owned(),
+            bucket: self.bucket.as_str().to_owned(),
+            mount_options: self.arguments.normalised().join("\n"),
+            fs_group: self.fs_group.clone(),
+            authentication_source: self.identity.source(),
+            volume_access: self.volume_access,
+            // Both identities belong to the volume: the driver's, or that of the Secret the PV names.
+            workload_namespace: None,
+            service_account: None,
+        }
+    }
+}
+
+impl Access {
+    pub const fn is_read_only(self) -> bool {
+        matches!(self, Self::ReadOnly)
+    }
+
+    /// What is left if both must agree.
+    const fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::ReadWrite, Self::ReadWrite) => Self::ReadWrite,
+            (Self::ReadOnly, _) | (_, Self::ReadOnly) => Self::ReadOnly,
+        }
+    }
+}
+
+impl AuthenticationSource {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Driver => "driver",
+            Self::Secret => "secret",
+        }
+    }
+}
+
+impl fmt::Display for AuthenticationSource {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.as_str())
+    }
+}
+
+impl Identity {
+    pub const fn source(&self) -> AuthenticationSource {
+        match self {
+            Self::Driver => AuthenticationSource::Driver,
+            Self::Secret(_) => AuthenticationSource::Secret,
+        }
+    }
+}
+
+impl InvalidPublish {
+    /// Whether the request is well formed and only its credentials are not usable.
+    pub const fn is_about_credentials(&self) -> bool {
+        matches!(self, Self::Credentials { .. })
+    }
+}
+
+fn parse_access_mode(mode: Option<&AccessMode>) -> Result<Access, InvalidPublish> {
+    match mode {
+        Some(AccessMode::MultiNodeMultiWriter) => Ok(Access::ReadWrite),
+        Some(AccessMode::MultiNodeReaderOnly) => Ok(Access::ReadOnly),
+        Some(AccessMode::Other(mode)) => Err(InvalidPublish::AccessMode { mode: mode.clone() }),
+        None => Err(InvalidPublish::AccessMode { mode: "missing".to_owned() }),
+    }
+}
+
+/// Read-only is enforced by the kernel, on the source and on the bind: the engine need not know.
+fn take_read_only(arguments: &mut Arguments) -> Result<Access, InvalidPublish> {
+    let values = arguments.remove("--read-only");
+    let access = if values.is_empty() { Access::ReadWrite } else { Access::ReadOnly };
+    match values.into_iter().flatten().next() {
+        Some(value) => Err(InvalidPublish::ReadOnlyWithValue { value }),
+        None => Ok(access),
+    }
+}
+
+fn refuse_root_as_owner(arguments: &Arguments) -> Result<(), InvalidPublish> {
+    for option in ["--uid", "--gid"] {
+        let is_root = |value: &str| value.parse::<u32>() == Ok(0);
+        if arguments.values(option).flatten().any(is_root) {
+            return Err(InvalidPublish::OwnedByRoot { option });
+        }
+    }
+    Ok(())
+}
+
+fn parse_fs_group(text: &str) -> Result<Option<u32>, InvalidPublish> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|_| InvalidPublish::FsGroup { value: text.to_owned() })
+}
+
+/// What users expect without saying so; what they do say wins.
+fn add_defaults(arguments: &mut Arguments, fs_group: Option<u32>) {
+    // The engine refuses group 0, and Pods with fsGroup 0 worked without these defaults before: they still do.
+    if let Some(group @ 1..) = fs_group
+        && !arguments.has("--gid")
+    {
+        arguments.set("--gid", Some(&group.to_string()));
+        // The engine refuses both at once, and root alone is what the user asked for.
+        if !arguments.has("--allow-root") {
+            arguments.set_if_absent("--allow-other", None);
+        }
+        arguments.set_if_absent("--dir-mode", Some("770"));
+        arguments.set_if_absent("--file-mode", Some("660"));
+    }
+    if !arguments.has("--allow-other") {
+        arguments.set_if_absent("--allow-root", None);
+    }
+    arguments.set_if_absent("--force-path-style", None);
+}
+
+fn parse_identity(
+    source: Option<&str>,
+    secrets: &BTreeMap<String, Secret<String>>,
+) -> Result<Identity, InvalidPublish> {
+    match source {
+        None | Some("driver") => Ok(Identity::Driver),
+        Some("secret") if secrets.is_empty() => Err(InvalidPublish::Credentials { cause: UnusableSecret::Missing }),
+        Some("secret") => match Keys::from_secret(secrets) {
+            Ok(keys) => Ok(Identity::Secret(keys)),
+            Err(cause) => Err(InvalidPublish::Credentials { cause: UnusableSecret::Invalid { cause } }),
+        },
+        Some(other) => Err(InvalidPublish::AuthenticationSource { value: other.to_owned() }),
+    }
+}
+
+#[cfg(test)]
+mod tests;

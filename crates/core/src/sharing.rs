@@ -1,0 +1,122 @@
+//! When two workloads may be served by one source: exactly when their sharing keys are equal.
+
+use crate::names::hex_sha224;
+use crate::publish::{Access, AuthenticationSource};
+
+/// Everything that must be equal for two workloads to share one source.
+///
+/// Key *values* are not part of it: rotated credentials reach the running source as rewritten files. What is part of it
+/// is whose credentials they are.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SharingKey {
+    pub node: String,
+    pub persistent_volume: String,
+    pub volume_id: String,
+    /// A PV that was deleted and made anew under its old name and handle may point to another bucket.
+    pub bucket: String,
+    /// Normalised: one option per line, sorted, under long names.
+    pub mount_options: String,
+    pub fs_group: Option<String>,
+    pub authentication_source: AuthenticationSource,
+    /// A read-only source is not shared with workloads that may write.
+    pub volume_access: Access,
+    /// Only where the identity is the workload's own.
+    pub workload_namespace: Option<String>,
+    /// Only where the identity is the workload's own.
+    pub service_account: Option<String>,
+}
+
+impl SharingKey {
+    /// 56 hex digits that stand for this key: the name of the source.
+    pub fn name(&self) -> String {
+        // No `..`: a new field that is not hashed does not compile.
+        let Self {
+            node,
+            persistent_volume,
+            volume_id,
+            bucket,
+            mount_options,
+            fs_group,
+            authentication_source,
+            volume_access,
+            workload_namespace,
+            service_account,
+        } = self;
+        let access = match volume_access {
+            Access::ReadOnly => "read-only",
+            Access::ReadWrite => "read-write",
+        };
+        let fields = [
+            ("node", Some(node.as_str())),
+            ("persistent volume", Some(persistent_volume)),
+            ("volume id", Some(volume_id)),
+            ("bucket", Some(bucket)),
+            ("mount options", Some(mount_options)),
+            ("fs group", fs_group.as_deref()),
+            ("authentication source", Some(authentication_source.as_str())),
+            ("volume access", Some(access)),
+            ("workload namespace", workload_namespace.as_deref()),
+            ("service account", service_account.as_deref()),
+        ];
+        // Each value is preceded by its length, so that no two different keys are written the same.
+        hex_sha224(fields.iter().filter_map(|(field, value)| value.map(|it| format!("{field}:{}:{it}\n", it.len()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn key() -> SharingKey {
+        SharingKey {
+            node: "node".to_owned(),
+            persistent_volume: "pv".to_owned(),
+            volume_id: "handle".to_owned(),
+            bucket: "bucket".to_owned(),
+            mount_options: "--allow-root\n--force-path-style".to_owned(),
+            fs_group: None,
+            authentication_source: AuthenticationSource::Driver,
+            volume_access: Access::ReadWrite,
+            workload_namespace: None,
+            service_account: None,
+        }
+    }
+
+    #[test]
+    fn every_field_changes_the_name() {
+        let text = |it: &str| it.to_owned();
+        let keys = [
+            key(),
+            SharingKey { node: text("other"), ..key() },
+            SharingKey { persistent_volume: text("other"), ..key() },
+            SharingKey { volume_id: text("other"), ..key() },
+            SharingKey { bucket: text("other"), ..key() },
+            SharingKey { mount_options: text("--allow-root"), ..key() },
+            SharingKey { fs_group: Some(text("1000")), ..key() },
+            SharingKey { fs_group: Some(text("")), ..key() },
+            SharingKey { authentication_source: AuthenticationSource::Secret, ..key() },
+            SharingKey { volume_access: Access::ReadOnly, ..key() },
+            SharingKey { workload_namespace: Some(text("a")), ..key() },
+            SharingKey { service_account: Some(text("a")), ..key() },
+        ];
+        let names: BTreeSet<String> = keys.iter().map(SharingKey::name).collect();
+        assert_eq!(names.len(), keys.len());
+    }
+
+    #[test]
+    fn neighbouring_fields_do_not_run_into_each_other() {
+        let split = |node: &str, volume: &str| {
+            SharingKey { node: node.to_owned(), persistent_volume: volume.to_owned(), ..key() }.name()
+        };
+        assert_ne!(split("ab", "c"), split("a", "bc"));
+        assert_ne!(split("a\npersistent volume:1:b", "c"), split("a", "b\npersistent volume:1:c"));
+    }
+
+    /// Names are found again after an upgrade of the driver: a change here would mount every running source anew.
+    #[test]
+    fn the_name_of_a_key_never_changes() {
+        assert_eq!(key().name(), "");
+    }
+}
