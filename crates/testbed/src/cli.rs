@@ -1,0 +1,70 @@
+//! The command line of `s3csi-testbed`.
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+
+use s3csi_testbed::s3::{Config, S3Server, Transport};
+use s3csi_testbed::store::{Account, Store as _};
+
+/// Parts of the s3csi testbed, one by one. Never shipped.
+#[derive(Parser)]
+#[command(version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve S3 from memory until interrupted.
+    S3(S3),
+}
+
+#[derive(Parser)]
+struct S3 {
+    /// Port on 127.0.0.1; 0 lets the kernel choose.
+    #[arg(long, default_value_t = 0)]
+    port: u16,
+    #[arg(long, default_value = "testbed")]
+    access_key: String,
+    #[arg(long, default_value = "testbed-secret")]
+    secret_key: String,
+    /// A bucket that exists from the start; may be given several times.
+    #[arg(long = "bucket", value_name = "NAME")]
+    buckets: Vec<String>,
+    /// Speak TLS; the certificate authority to trust is printed after the address.
+    #[arg(long)]
+    tls: bool,
+}
+
+impl Cli {
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::S3(it) => it.run(),
+        }
+    }
+}
+
+impl S3 {
+    fn run(self) -> anyhow::Result<()> {
+        // No `..`: a flag nobody uses does not compile.
+        let Self { port, access_key, secret_key, buckets, tls } = self;
+        let transport = if tls { Transport::Tls } else { Transport::Plain };
+        let accounts = vec![Account::new(&access_key, &secret_key)];
+        let server = S3Server::start_blocking(Config { port, accounts, buckets, transport, ..Config::default() })?;
+        println!("ready {}", server.endpoint());
+        if let Some(authority) = server.authority_pem() {
+            print!("{authority}");
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+        runtime.block_on(wait_for_the_end()).context("failed to wait for a signal")
+    }
+}
+
+async fn wait_for_the_end() -> std::io::Result<()> {
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => Ok(()),
+        result = tokio::signal::ctrl_c() => result,
+    }
+}

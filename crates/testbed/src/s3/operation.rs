@@ -1,0 +1,140 @@
+//! Names an HTTP request by the S3 operation it asks for, before anybody has looked at its signature.
+//! Faults and counters work on this name. It does not decide how a request is answered: that is the service's business.
+
+use hyper::{Method, Request};
+use percent_encoding::percent_decode_str;
+
+/// The operations this server tells apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Operation {
+    AbortMultipartUpload,
+    CompleteMultipartUpload,
+    CopyObject,
+    CreateBucket,
+    CreateMultipartUpload,
+    DeleteBucket,
+    DeleteObject,
+    DeleteObjects,
+    GetObject,
+    HeadBucket,
+    HeadObject,
+    ListBuckets,
+    ListMultipartUploads,
+    ListObjects,
+    ListObjectsV2,
+    ListParts,
+    PutObject,
+    RenameObject,
+    UploadPart,
+    UploadPartCopy,
+    /// Sub-resources such as `?policy` or `?tagging`, and whatever S3 invents next.
+    Other,
+}
+
+/// What one request was about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Asked {
+    pub operation: Operation,
+    pub method: Method,
+    /// Empty for the list of buckets.
+    pub bucket: String,
+    /// Empty for requests about a bucket.
+    pub key: String,
+}
+
+impl Asked {
+    pub fn of<B>(request: &Request<B>) -> Self {
+        let path = percent_decode_str(request.uri().path()).decode_utf8_lossy().into_owned();
+        let path = path.trim_start_matches('/');
+        let (bucket, key) = path.split_once('/').unwrap_or((path, ""));
+        let query = Query(request.uri().query().unwrap_or_default());
+        let is_copy = request.headers().contains_key("x-amz-copy-source");
+        let operation = match (bucket.is_empty(), key.is_empty()) {
+            (true, _) => Operation::ListBuckets,
+            (false, true) => on_bucket(request.method(), query),
+            (false, false) => on_object(request.method(), query, is_copy),
+        };
+        Self { operation, method: request.method().clone(), bucket: bucket.to_owned(), key: key.to_owned() }
+    }
+}
+
+fn on_bucket(method: &Method, query: Query<'_>) -> Operation {
+    match *method {
+        _ if query.has_subresource() => Operation::Other,
+        Method::PUT => Operation::CreateBucket,
+        Method::HEAD => Operation::HeadBucket,
+        Method::DELETE => Operation::DeleteBucket,
+        Method::POST if query.has("delete") => Operation::DeleteObjects,
+        Method::GET if query.has("uploads") => Operation::ListMultipartUploads,
+        Method::GET if query.has("list-type") => Operation::ListObjectsV2,
+        Method::GET => Operation::ListObjects,
+        _ => Operation::Other,
+    }
+}
+
+fn on_object(method: &Method, query: Query<'_>, is_copy: bool) -> Operation {
+    match *method {
+        _ if query.has_subresource() => Operation::Other,
+        Method::PUT if query.has("renameObject") => Operation::RenameObject,
+        Method::PUT if query.has("partNumber") && is_copy => Operation::UploadPartCopy,
+        Method::PUT if query.has("partNumber") => Operation::UploadPart,
+        Method::PUT if is_copy => Operation::CopyObject,
+        Method::PUT => Operation::PutObject,
+        Method::HEAD => Operation::HeadObject,
+        Method::GET if query.has("uploadId") => Operation::ListParts,
+        Method::GET => Operation::GetObject,
+        Method::POST if query.has("uploads") => Operation::CreateMultipartUpload,
+        Method::POST if query.has("uploadId") => Operation::CompleteMultipartUpload,
+        Method::DELETE if query.has("uploadId") => Operation::AbortMultipartUpload,
+        Method::DELETE => Operation::DeleteObject,
+        _ => Operation::Other,
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Query<'a>(&'a str);
+
+impl Query<'_> {
+    fn has(self, name: &str) -> bool {
+        self.0.split('&').any(|it| it.split('=').next() == Some(name))
+    }
+
+    fn has_subresource(self) -> bool {
+        ["acl", "attributes", "location", "policy", "tagging", "versioning", "versions"]
+            .into_iter()
+            .any(|it| self.has(it))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(method: &str, uri: &str, operation: Operation, bucket: &str, key: &str) {
+        let request = Request::builder().method(method).uri(uri).body(()).unwrap();
+        let asked = Asked::of(&request);
+        assert_eq!(
+            (asked.operation, asked.bucket.as_str(), asked.key.as_str()),
+            (operation, bucket, key),
+            "{method} {uri}"
+        );
+    }
+
+    #[test]
+    fn requests_are_named_by_method_path_and_query() {
+        check("GET", "/", Operation::ListBuckets, "", "");
+        check("GET", "/b?list-type=2&prefix=", Operation::ListObjectsV2, "b", "");
+        check("GET", "/b/?marker=x", Operation::ListObjects, "b", "");
+        check("GET", "/b/?uploads", Operation::ListMultipartUploads, "b", "");
+        check("PUT", "/b", Operation::CreateBucket, "b", "");
+        check("PUT", "/b?tagging", Operation::Other, "b", "");
+        check("POST", "/b?delete=", Operation::DeleteObjects, "b", "");
+        check("GET", "/b/a/c%20d", Operation::GetObject, "b", "a/c d");
+        check("PUT", "/b/x?renameObject", Operation::RenameObject, "b", "x");
+        check("PUT", "/b/x?partNumber=1&uploadId=u", Operation::UploadPart, "b", "x");
+        check("POST", "/b/x?uploads", Operation::CreateMultipartUpload, "b", "x");
+        check("POST", "/b/x?uploadId=u", Operation::CompleteMultipartUpload, "b", "x");
+        check("DELETE", "/b/x?uploadId=u", Operation::AbortMultipartUpload, "b", "x");
+        check("DELETE", "/b/x", Operation::DeleteObject, "b", "x");
+    }
+}
