@@ -37,7 +37,7 @@ demo: setup build ## Tour of the product on this machine, no cluster needed (ARG
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed demo $(ARGS)
 
 test: ## Everything CI runs, with a table of stage times at the end
-	@scripts/suite.sh setup format tools build test-architecture test-unit test-node test-sanity test-engine test-logs lint
+	@scripts/suite.sh setup format tools build test-architecture test-unit test-node test-sanity test-engine test-logs test-leftovers lint
 
 ##@ Build
 setup: ## Install the Debian packages that are missing
@@ -70,6 +70,9 @@ test-sanity: $(BUILT) $(if $(IN_SUITE),,tools) ## csi-sanity against the node pl
 
 test-logs: ## No secret value is in any log of the last `make test`
 	@scripts/logs.sh
+
+test-leftovers: ## Nothing of the last `make test` still runs, is mounted or lies around
+	@scripts/leftovers.sh check
 
 lint: format ## Format, clippy (pedantic), shellcheck
 	shellcheck --external-sources .ci/run scripts/*.sh

@@ -43,6 +43,7 @@ print_counts() {
 }
 
 start_with_empty_logs
+scripts/leftovers.sh record
 status=0
 for target in "$@"; do
   # Later stages need not look again whether everything is built: an earlier one of this suite did it.
