@@ -75,14 +75,17 @@ impl Sources {
         let mut waiting: Vec<(String, PathBuf)> =
             roots.iter().map(|it| (it.clone(), Path::new(it).parent().unwrap().into())).collect();
         while let Some((path, directory)) = waiting.pop() {
-            for module in self.get(&path).declared_modules() {
-                let candidates = [directory.join(format!("{module}.rs")), directory.join(&module).join("mod.rs")];
-                for candidate in
-                    candidates.iter().map(|it| it.display().to_string()).filter(|it| self.0.contains_key(it))
-                {
-                    if found.insert(candidate.clone()) {
-                        waiting.push((candidate, directory.join(&module)));
-                    }
+            let file = self.get(&path);
+            let modules = file.declared_modules().into_iter().flat_map(|module| {
+                let inside = directory.join(&module);
+                let candidates = [directory.join(format!("{module}.rs")), inside.join("mod.rs")];
+                candidates.map(|it| (it.display().to_string(), inside.clone()))
+            });
+            let parent = Path::new(&path).parent().unwrap();
+            let included = file.included_files().map(|it| (parent.join(it).display().to_string(), parent.to_owned()));
+            for (candidate, inside) in modules.chain(included).filter(|(it, _)| self.0.contains_key(it)) {
+                if found.insert(candidate.clone()) {
+                    waiting.push((candidate, inside));
                 }
             }
         }
@@ -152,6 +155,11 @@ impl Source {
     fn declared_modules(&self) -> Vec<String> {
         let declarations = words(&self.code, "mod ").filter_map(|at| self.code[at + "mod ".len()..].split_once(';'));
         declarations.map(|(name, _)| name.trim().to_owned()).filter(|it| it.chars().all(is_word)).collect()
+    }
+
+    /// Files named by `include!("…")`.
+    fn included_files(&self) -> impl Iterator<Item = &str> {
+        self.text.split("include!(\"").skip(1).filter_map(|it| it.split_once('"')).map(|(path, _)| path)
     }
 
     fn line_of(&self, at: usize) -> usize {
