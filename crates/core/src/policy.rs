@@ -73,7 +73,7 @@ pub fn apply(mut arguments: Arguments, user_agent: &str) -> Result<Applied, Poli
     for value in arguments.remove(MAX_ATTEMPTS) {
         let value = value.unwrap_or_default();
         match value.parse::<u32>() {
-            Ok(1..) => environment.insert("AWS_MAX_ATTEMPTS".to_owned(), value),
+            Ok(attempts @ 1..) => environment.insert("AWS_MAX_ATTEMPTS".to_owned(), attempts.to_string()),
             Ok(0) | Err(_) => return Err(PolicyError::MaxAttempts { value }),
         };
     }

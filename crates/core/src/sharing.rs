@@ -117,6 +117,6 @@ mod tests {
     /// Names are found again after an upgrade of the driver: a change here would mount every running source anew.
     #[test]
     fn the_name_of_a_key_never_changes() {
-        assert_eq!(key().name(), "");
+        assert_eq!(key().name(), "ab33525d7c3595be23cc100804eb587d7b703e1a905484fdfe6a9e9b");
     }
 }

@@ -1,3 +1,5 @@
+//! Rules of requests, each against a request that is fine but for one thing.
+
 use proptest::prelude::*;
 
 use super::*;
