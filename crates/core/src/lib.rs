@@ -8,6 +8,7 @@ pub mod arguments;
 pub mod bucket;
 pub mod chain;
 pub mod credentials;
+pub mod engine_words;
 pub mod environment;
 pub mod identifiers;
 pub mod names;

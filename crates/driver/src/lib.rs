@@ -1,1 +1,8 @@
+//! The CSI driver's rooms. `cli` wires them together; docs/ARCHITECTURE.md says who may touch what.
 #![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod credentials;
+pub mod csi;
+pub mod host;
+pub mod node;

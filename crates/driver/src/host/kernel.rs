@@ -32,19 +32,31 @@ const TABLE_ATTEMPTS: u32 = 50;
 const FUSE_CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 /// The machine itself. Needs root, `/proc` and Linux 5.2.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Kernel {
     prober: Prober,
+    fuse_control: PathBuf,
 }
 
 impl Kernel {
     pub fn new() -> Self {
-        Self::default()
+        Self::with_fuse_control(FUSE_CONNECTIONS)
+    }
+
+    /// With `fusectl` mounted at another place than usual, or nowhere.
+    pub fn with_fuse_control(directory: impl Into<PathBuf>) -> Self {
+        Self { prober: Prober::default(), fuse_control: directory.into() }
     }
 
     /// How many probes still wait for their file system.
     pub fn probes_in_flight(&self) -> usize {
         self.prober.asking()
+    }
+}
+
+impl Default for Kernel {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -127,7 +139,7 @@ impl Host for Kernel {
     /// Both ways end the connection inside the kernel, whatever its server does.
     fn abort(&self, device: Device) -> Result<(), HostError> {
         // FUSE file systems on a block device (`fuseblk`) have another major number, and are none of our business.
-        if device.major == 0 && abort_by_control_file(device)? {
+        if device.major == 0 && self.abort_by_control_file(device)? {
             return Ok(());
         }
         let table = self.mount_table()?;
@@ -174,6 +186,19 @@ impl Host for Kernel {
 }
 
 impl Kernel {
+    /// Returns whether there was a control file for the connection.
+    fn abort_by_control_file(&self, device: Device) -> Result<bool, HostError> {
+        let file = self.fuse_control.join(device.minor.to_string()).join("abort");
+        match OpenOptions::new().write(true).open(file) {
+            Ok(mut file) => {
+                file.write_all(b"1").map_err(|cause| HostError::Abort { device, cause })?;
+                Ok(true)
+            }
+            // No fusectl, or one that may not be written to: there is another way.
+            Err(_) => Ok(false),
+        }
+    }
+
     /// A directory to mount on. What is mounted there already would only be hidden, so it is refused.
     fn open_vacant(&self, path: &Path) -> Result<OwnedFd, HostError> {
         let failed = |cause: io::Error| HostError::OpenDirectory { path: path.to_owned(), cause };
@@ -284,17 +309,6 @@ fn remove_mount(at: &Path, flags: UnmountFlags) -> Result<(), HostError> {
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(Errno::BUSY) => Err(HostError::Busy { at: at.to_owned() }),
         Err(errno) => Err(HostError::Unmount { at: at.to_owned(), cause: errno.into() }),
-    }
-}
-
-/// Returns whether there was such a file.
-fn abort_by_control_file(Device { major, minor }: Device) -> Result<bool, HostError> {
-    let failed = |cause| HostError::Abort { device: Device { major, minor }, cause };
-    let file = Path::new(FUSE_CONNECTIONS).join(minor.to_string()).join("abort");
-    match OpenOptions::new().write(true).open(file) {
-        Ok(mut file) => file.write_all(b"1").map(|()| true).map_err(failed),
-        // No fusectl, or one that may not be written to: there is another way.
-        Err(_) => Ok(false),
     }
 }
 

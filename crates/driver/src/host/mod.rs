@@ -54,6 +54,8 @@ pub trait Host: Send + Sync + 'static {
 
     /// End a FUSE connection: whoever waits for it gets an error now. Its mounts stay in the table, dead.
     /// A connection that is mounted nowhere any more needs no end.
+    ///
+    /// Who waited uses the mount for a moment longer, so `detach` comes next and not `unmount`.
     fn abort(&self, device: Device) -> Result<(), HostError>;
 
     /// Ask the file system at a path for the attributes of its root, waiting until `deadline` at most.

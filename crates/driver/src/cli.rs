@@ -1,0 +1,266 @@
+//! The command line: the only place that reads the environment, and the one that builds everything else.
+
+use std::ffi::OsString;
+use std::io::{self, IsTerminal as _};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use s3csi_core::credentials::Keys;
+use s3csi_core::environment::DriverSettings;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::csi::server::{Endpoint, Server};
+use crate::host::Kernel;
+use crate::node::locks::Locks;
+use crate::node::strategies::daemon::Daemon;
+use crate::node::{Layout, Node};
+
+/// Mounts S3 buckets as Kubernetes volumes.
+#[derive(Parser, Debug)]
+#[command(name = "s3csi", version, propagate_version = true, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Serve one node: kubelet calls it to mount and unmount volumes.
+    #[command(after_help = NODE_EXAMPLE)]
+    Node(NodeArgs),
+}
+
+const NODE_EXAMPLE: &str = "\
+Credentials of the driver come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and (optional) AWS_SESSION_TOKEN;
+volumes with `authenticationSource: secret` bring their own.
+
+Example:
+  AWS_ENDPOINT_URL=http://s3.example.com:8000 s3csi node --node-id worker-1 --strategy daemon";
+
+/// How engines are run on this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Strategy {
+    /// One unprivileged mounter process serves all volumes of the node.
+    Daemon,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Registration {
+    /// Register with kubelet over a socket in `<kubelet path>/plugins_registry`.
+    On,
+    /// Somebody else registers the driver (for example the node-driver-registrar sidecar).
+    Off,
+}
+
+#[derive(Args, Debug)]
+struct NodeArgs {
+    /// The CSI socket, `unix:/path` [default: `unix:<kubelet path>/plugins/<driver name>/csi.sock`]
+    #[arg(long, env = "CSI_ENDPOINT", value_name = "URL")]
+    endpoint: Option<Endpoint>,
+
+    /// The CSI socket's path as kubelet sees it, if that is another one [default: the endpoint's path]
+    #[arg(long, value_name = "PATH")]
+    kubelet_endpoint: Option<PathBuf>,
+
+    /// Name of this node in Kubernetes.
+    #[arg(long, env = "CSI_NODE_NAME", value_name = "NAME")]
+    node_id: String,
+
+    /// Name of the driver; labels, annotations and paths derive from it.
+    #[arg(long, env = "DRIVER_NAME", value_name = "NAME", default_value = "s3.csi.scality.com")]
+    driver_name: String,
+
+    /// Kubelet's root directory.
+    #[arg(long, env = "KUBELET_PATH", value_name = "DIRECTORY", default_value = "/var/lib/kubelet")]
+    kubelet_path: PathBuf,
+
+    /// How engines are run on this node.
+    #[arg(long, env = "MOUNTER_KIND", value_enum, default_value = "daemon")]
+    strategy: Strategy,
+
+    /// Strategy daemon: the mounter's directory [default: `<kubelet path>/plugins/<driver name>/mounter`]
+    #[arg(long, env = "MOUNTER_DIR", value_name = "DIRECTORY")]
+    mounter_dir: Option<PathBuf>,
+
+    /// Strategy daemon: the same directory as the mounter sees it, if that is another path [default: --mounter-dir]
+    #[arg(long, env = "MOUNTER_VIEW", value_name = "DIRECTORY")]
+    mounter_view: Option<PathBuf>,
+
+    /// Whether to register with kubelet.
+    #[arg(long, value_enum, default_value = "on")]
+    registration: Registration,
+
+    /// Where to serve /healthz; without it there is none.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    health_address: Option<SocketAddr>,
+
+    /// S3 endpoint of all volumes.
+    #[arg(long, env = "AWS_ENDPOINT_URL", value_name = "URL")]
+    s3_endpoint_url: Option<String>,
+
+    /// Region for signing requests, unless a volume names another.
+    #[arg(long, env = "AWS_REGION", value_name = "REGION")]
+    s3_region: Option<String>,
+
+    /// Kubernetes version for the user agent.
+    #[arg(long, env = "KUBERNETES_VERSION", value_name = "VERSION")]
+    kubernetes_version: Option<String>,
+
+    /// Log lines as text or as JSON objects.
+    #[arg(long, value_enum, default_value = "text")]
+    log_format: LogFormat,
+
+    /// Verbosity; from 4 on debug messages are shown.
+    #[arg(long, short, value_name = "LEVEL", default_value_t = 2)]
+    v: u8,
+}
+
+impl Cli {
+    pub fn run(self) -> ExitCode {
+        let outcome = match self.command {
+            Command::Node(node) => node.run(),
+        };
+        match outcome {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                // `{:#}` prints the chain of causes on one line and never a back trace.
+                eprintln!("s3csi: {error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+impl NodeArgs {
+    fn run(self) -> anyhow::Result<()> {
+        // No `..`: a flag nobody uses does not compile.
+        let Self {
+            endpoint,
+            kubelet_endpoint,
+            node_id,
+            driver_name,
+            kubelet_path,
+            strategy,
+            mounter_dir,
+            mounter_view,
+            registration,
+            health_address,
+            s3_endpoint_url,
+            s3_region,
+            kubernetes_version,
+            log_format,
+            v,
+        } = self;
+        start_log(log_format, v);
+
+        let endpoint_url = s3_endpoint_url
+            .filter(|it| !it.is_empty())
+            .context("AWS_ENDPOINT_URL environment variable must be set (or --s3-endpoint-url), for example to http://s3.example.com:8000")?;
+        anyhow::ensure!(!node_id.is_empty(), "node-id is required: set CSI_NODE_NAME or --node-id to this node's name");
+        let layout = Layout::new(&kubelet_path, &driver_name);
+        let csi_socket = endpoint.map_or_else(|| layout.csi_socket(), Endpoint::into_path);
+        let mounter_dir = mounter_dir.unwrap_or_else(|| layout.mounter_dir());
+        let host = Arc::new(Kernel::new());
+
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start the async runtime")?;
+        let strategy = match strategy {
+            Strategy::Daemon => Daemon {
+                host: host.clone(),
+                mounter_view: mounter_view.unwrap_or_else(|| mounter_dir.clone()),
+                mounter_dir,
+                sources: layout.sources(),
+                settings: DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region },
+                driver_keys: driver_keys()?,
+                kubernetes_version,
+                node: node_id.clone(),
+                locks: Locks::default(),
+            },
+        };
+        let server = Server {
+            driver_name: driver_name.clone(),
+            node_id,
+            node: Arc::new(Node::new(strategy)),
+            csi_socket: csi_socket.clone(),
+            registration: match registration {
+                Registration::On => Some(crate::csi::registration::Registration {
+                    socket: layout.registration_socket(),
+                    driver_name,
+                    endpoint: kubelet_endpoint.unwrap_or(csi_socket),
+                }),
+                Registration::Off => None,
+            },
+            health_address,
+        };
+        let outcome = runtime.block_on(async { server.run(asked_to_stop()?).await });
+        // A call that is stuck in the kernel must not keep the process from ending.
+        runtime.shutdown_timeout(std::time::Duration::from_secs(2));
+        outcome
+    }
+}
+
+/// Completes at the first SIGTERM or SIGINT.
+fn asked_to_stop() -> anyhow::Result<impl Future<Output = ()> + Send> {
+    let mut terminate = signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("failed to listen for SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM received, finishing the calls in flight"),
+            _ = interrupt.recv() => tracing::info!("SIGINT received, finishing the calls in flight"),
+        }
+    })
+}
+
+/// The driver's own keys; absent when neither variable is set, an error when only one is.
+fn driver_keys() -> anyhow::Result<Option<Keys>> {
+    let read = |name: &str| match std::env::var_os(name).filter(|it| !it.is_empty()).map(OsString::into_string) {
+        None => Ok(None),
+        Some(Ok(value)) => Ok(Some(value)),
+        Some(Err(_)) => Err(anyhow::anyhow!("environment variable {name} is not valid text")),
+    };
+    let (id, secret, token) = (read("AWS_ACCESS_KEY_ID")?, read("AWS_SECRET_ACCESS_KEY")?, read("AWS_SESSION_TOKEN")?);
+    match (id, secret) {
+        (None, None) => Ok(None),
+        (Some(id), Some(secret)) => Ok(Some(Keys::driver(&id, &secret, token.as_deref()).context("the driver's credentials in the environment are unusable")?)),
+        (Some(_), None) => anyhow::bail!("AWS_ACCESS_KEY_ID is set but AWS_SECRET_ACCESS_KEY is not"),
+        (None, Some(_)) => anyhow::bail!("AWS_SECRET_ACCESS_KEY is set but AWS_ACCESS_KEY_ID is not"),
+    }
+}
+
+fn start_log(format: LogFormat, verbosity: u8) {
+    let level = if verbosity >= 4 { "debug" } else { "info" };
+    let filter = tracing_subscriber::EnvFilter::new(format!("warn,s3csi_driver={level}"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    match format {
+        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn paths_derive_from_the_driver_name() {
+        let layout = Layout::new(Path::new("/var/lib/kubelet"), "s3.csi.example.com");
+        assert_eq!(layout.csi_socket(), Path::new("/var/lib/kubelet/plugins/s3.csi.example.com/csi.sock"));
+        assert_eq!(layout.registration_socket(), Path::new("/var/lib/kubelet/plugins_registry/s3.csi.example.com-reg.sock"));
+    }
+}

@@ -1,0 +1,21 @@
+//! The gRPC front door: what kubelet and the sidecars talk to. The only room that names a gRPC code.
+
+pub mod call;
+pub mod health;
+pub mod identity;
+pub mod node;
+pub mod registration;
+pub mod server;
+pub mod status;
+
+/// Generated from `crates/driver/proto`; a test compares.
+#[expect(clippy::all, clippy::pedantic, rust_2018_idioms, reason = "generated code")]
+pub mod proto {
+    include!("generated/csi.v1.rs");
+}
+
+/// Kubelet's plugin registration API, generated likewise.
+#[expect(clippy::all, clippy::pedantic, rust_2018_idioms, reason = "generated code")]
+pub mod registration_proto {
+    include!("generated/pluginregistration.rs");
+}

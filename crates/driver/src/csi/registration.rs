@@ -1,0 +1,44 @@
+//! Kubelet's plugin registration: kubelet finds our socket in `plugins_registry` and asks who we are. No sidecar needed.
+
+use std::path::PathBuf;
+
+use tonic::{Request, Response, Status};
+
+use super::registration_proto::registration_server::Registration as Service;
+use super::registration_proto::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+
+/// What kubelet is told.
+#[derive(Clone, Debug)]
+pub struct Registration {
+    pub socket: PathBuf,
+    pub driver_name: String,
+    /// The CSI socket as kubelet sees it.
+    pub endpoint: PathBuf,
+}
+
+#[tonic::async_trait]
+impl Service for Registration {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        tracing::debug!("kubelet asked for the plugin's registration");
+        Ok(Response::new(PluginInfo {
+            r#type: "CSIPlugin".to_owned(),
+            name: self.driver_name.clone(),
+            endpoint: self.endpoint.display().to_string(),
+            supported_versions: vec!["1.0.0".to_owned()],
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let RegistrationStatus { plugin_registered, error } = request.into_inner();
+        if plugin_registered {
+            tracing::info!(driver = %self.driver_name, "registered with kubelet");
+        } else {
+            // Kubelet asks again by itself; this line tells why the driver is missing from the CSINode object until then.
+            tracing::error!(driver = %self.driver_name, %error, "kubelet refused the registration");
+        }
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}

@@ -1,0 +1,83 @@
+//! Errors to gRPC codes, without `_`: a new error does not compile until someone chose its code.
+
+use s3csi_core::chain::Chain;
+use s3csi_core::engine_words::Cause;
+use s3csi_core::publish::InvalidPublish;
+use tonic::{Code, Status};
+
+use crate::node::error::{PublishError, UnpublishError};
+use crate::node::source::SourceError;
+
+pub fn of_publish(error: &PublishError) -> Status {
+    let code = match error {
+        PublishError::Invalid(cause) => of_invalid(cause),
+        PublishError::TargetBusy { .. } => Code::Aborted,
+        PublishError::Options { .. } => Code::InvalidArgument,
+        PublishError::NoDriverKeys { .. } => Code::Unauthenticated,
+        PublishError::Credentials { .. } | PublishError::Look { .. } | PublishError::Bind { .. } | PublishError::Target { .. } => {
+            Code::Internal
+        }
+        PublishError::MounterDirectory { .. } => Code::Unavailable,
+        PublishError::NotServed { .. } => Code::Unavailable,
+        PublishError::SourceBusy { .. } => Code::DeadlineExceeded,
+        PublishError::ForeignMount { .. } => Code::FailedPrecondition,
+        PublishError::Source { cause, .. } => of_source(cause),
+    };
+    Status::new(code, Chain(error).to_string())
+}
+
+fn of_invalid(invalid: &InvalidPublish) -> Code {
+    match invalid {
+        InvalidPublish::Credentials { .. } => Code::Unauthenticated,
+        InvalidPublish::VolumeIdMissing
+        | InvalidPublish::BucketNameMissing
+        | InvalidPublish::BucketName { .. }
+        | InvalidPublish::TargetPathMissing
+        | InvalidPublish::TargetPath { .. }
+        | InvalidPublish::CapabilityMissing
+        | InvalidPublish::AccessMode { .. }
+        | InvalidPublish::Block
+        | InvalidPublish::MountOptions { .. }
+        | InvalidPublish::ReadOnlyWithValue { .. }
+        | InvalidPublish::OwnedByRoot { .. }
+        | InvalidPublish::FsGroup { .. }
+        | InvalidPublish::AuthenticationSource { .. } => Code::InvalidArgument,
+    }
+}
+
+fn of_source(error: &SourceError) -> Code {
+    match error {
+        SourceError::Unreachable { .. } | SourceError::MounterGone { .. } | SourceError::HandOver { .. } => Code::Unavailable,
+        SourceError::Engine { words, .. } => match s3csi_core::engine_words::cause(words) {
+            Cause::UnknownKey | Cause::NoCredentials => Code::Unauthenticated,
+            Cause::Forbidden => Code::PermissionDenied,
+            Cause::NoSuchBucket => Code::NotFound,
+            Cause::Unreachable | Cause::Certificate => Code::Unavailable,
+            Cause::BadArguments => Code::InvalidArgument,
+            Cause::Other => Code::Internal,
+        },
+        SourceError::NoAnswer { .. } => Code::DeadlineExceeded,
+        SourceError::ForeignMount { .. } => Code::FailedPrecondition,
+        SourceError::Vanished { .. } | SourceError::Unknown { .. } => Code::Unavailable,
+        SourceError::Look { .. } | SourceError::Mount { .. } | SourceError::Directory { .. } | SourceError::Clear { .. } => {
+            Code::Internal
+        }
+    }
+}
+
+pub fn of_unpublish(error: &UnpublishError) -> Status {
+    let code = match error {
+        UnpublishError::VolumeIdMissing | UnpublishError::TargetMissing | UnpublishError::TargetRelative { .. } => {
+            Code::InvalidArgument
+        }
+        UnpublishError::TargetBusy { .. } => Code::Aborted,
+        UnpublishError::SourceBusy { .. } => Code::DeadlineExceeded,
+        UnpublishError::ForeignMount { .. } | UnpublishError::InUse { .. } => Code::FailedPrecondition,
+        UnpublishError::Look { .. } | UnpublishError::Unmount { .. } | UnpublishError::Remove { .. } | UnpublishError::Forget { .. } => Code::Internal,
+    };
+    Status::new(code, Chain(error).to_string())
+}
+
+pub fn unimplemented(method: &str) -> Status {
+    Status::unimplemented(format!("{method} is not part of this driver's announced capabilities"))
+}

@@ -1,0 +1,100 @@
+//! What kubelet asks of a node: publish and unpublish, with one call per target at a time.
+
+pub mod bind;
+pub mod error;
+pub mod life_line;
+pub mod locks;
+pub mod source;
+pub mod strategies;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use s3csi_core::publish::{Publish, RawPublish};
+
+use self::error::{PublishError, UnpublishError};
+use self::locks::Locks;
+use self::strategies::daemon::Daemon;
+
+/// How often sources without a workload are looked for. Normally there are none; a crash between two steps leaves one.
+const SWEEP_EVERY: Duration = Duration::from_secs(120);
+
+pub struct Node {
+    strategy: Daemon,
+    targets: Locks,
+}
+
+impl Node {
+    pub fn new(strategy: Daemon) -> Self {
+        Self { strategy, targets: Locks::default() }
+    }
+
+    pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant) -> Result<(), PublishError> {
+        let publish = Publish::parse(raw).map_err(PublishError::Invalid)?;
+        let target = publish.target.path();
+        let busy = || PublishError::TargetBusy { target: target.to_owned() };
+        let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
+        self.strategy.publish(&publish, deadline)
+    }
+
+    pub fn unpublish(&self, volume_id: &str, target: &Path, deadline: Instant) -> Result<(), UnpublishError> {
+        if volume_id.is_empty() {
+            return Err(UnpublishError::VolumeIdMissing);
+        }
+        if target.as_os_str().is_empty() {
+            return Err(UnpublishError::TargetMissing);
+        }
+        if !target.is_absolute() {
+            return Err(UnpublishError::TargetRelative { target: target.to_owned() });
+        }
+        let busy = || UnpublishError::TargetBusy { target: target.to_owned() };
+        let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
+        self.strategy.unpublish(target, deadline)
+    }
+
+    /// Takes away, now and then, what a crash left behind.
+    pub async fn sweep_forever(self: Arc<Self>) {
+        let mut pace = tokio::time::interval(SWEEP_EVERY);
+        loop {
+            pace.tick().await;
+            let node = self.clone();
+            // A panic in there is logged by the runtime; the next round tries again.
+            let _ = tokio::task::spawn_blocking(move || node.strategy.sweep()).await;
+        }
+    }
+}
+
+/// Where things are on a node; all of it derives from kubelet's directory and the driver's name.
+#[derive(Clone, Debug)]
+pub struct Layout {
+    kubelet: PathBuf,
+    driver_name: String,
+}
+
+impl Layout {
+    pub fn new(kubelet: &Path, driver_name: &str) -> Self {
+        Self { kubelet: kubelet.to_owned(), driver_name: driver_name.to_owned() }
+    }
+
+    fn plugin_directory(&self) -> PathBuf {
+        self.kubelet.join("plugins").join(&self.driver_name)
+    }
+
+    pub fn csi_socket(&self) -> PathBuf {
+        self.plugin_directory().join("csi.sock")
+    }
+
+    /// Sources are mounted in here, one directory each.
+    pub fn sources(&self) -> PathBuf {
+        self.plugin_directory().join("mnt")
+    }
+
+    pub fn mounter_dir(&self) -> PathBuf {
+        self.plugin_directory().join("mounter")
+    }
+
+    pub fn registration_socket(&self) -> PathBuf {
+        self.kubelet.join("plugins_registry").join(format!("{}-reg.sock", self.driver_name))
+    }
+}

@@ -1,0 +1,180 @@
+//! Strategy `daemon`: one unprivileged mounter per node runs one engine per source. A source is named by its sharing
+//! key; who uses it is counted nowhere but in the kernel's mount table.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use s3csi_core::credentials::Keys;
+use s3csi_core::environment::{DriverSettings, ProfilePaths, engine_environment};
+use s3csi_core::policy;
+use s3csi_core::publish::{Identity, Publish};
+use s3csi_core::user_agent::user_agent;
+use s3csi_mounter::handoff::MountRequest;
+
+use crate::credentials;
+use crate::host::{Beneath, FuseOptions, Host};
+use crate::node::error::{PublishError, UnpublishError};
+use crate::node::locks::Locks;
+use crate::node::source::{self, Source};
+use crate::node::{bind, life_line};
+
+/// The mounter writes `mount.err` into a source's directory; others see nothing of it.
+const PLACE_MODE: u32 = 0o2770;
+
+pub struct Daemon {
+    pub host: Arc<dyn Host>,
+    /// Name of this node.
+    pub node: String,
+    /// Sources are mounted in here, one directory each.
+    pub sources: PathBuf,
+    pub mounter_dir: PathBuf,
+    /// The same directory as the mounter sees it.
+    pub mounter_view: PathBuf,
+    pub settings: DriverSettings,
+    pub driver_keys: Option<Keys>,
+    pub kubernetes_version: Option<String>,
+    /// One change per source at a time.
+    pub locks: Locks,
+}
+
+impl Daemon {
+    pub fn publish(&self, publish: &Publish, deadline: Instant) -> Result<(), PublishError> {
+        let bucket = || publish.bucket.to_string();
+        let keys = match &publish.identity {
+            Identity::Secret(keys) => keys,
+            Identity::Driver => self.driver_keys.as_ref().ok_or_else(|| PublishError::NoDriverKeys { bucket: bucket() })?,
+        };
+        let name = publish.sharing_key(&self.node).name();
+        let busy = || PublishError::SourceBusy { bucket: bucket() };
+        let _held = self.locks.lock(&name, deadline).ok_or_else(busy)?;
+
+        let unusable =
+            |cause| PublishError::MounterDirectory { bucket: bucket(), directory: self.mounter_dir.clone(), cause };
+        let mounter = Beneath::open(&self.mounter_dir).map_err(unusable)?;
+        let group = mounter.group().map_err(unusable)?;
+        let place = mounter.make_directory(&name, PLACE_MODE, Some(group)).map_err(unusable)?;
+        credentials::ensure(&place, keys, group).map_err(|cause| PublishError::Credentials { bucket: bucket(), cause })?;
+
+        let source = Source {
+            path: self.sources.join(&name),
+            options: fuse_options(publish),
+            request: self.request(publish, &name)?,
+            mounter,
+            words: place,
+            name,
+        };
+        let served = source::ensure(&self.host, &source, deadline).map_err(|cause| PublishError::Source {
+            bucket: bucket(),
+            target: publish.target.path().to_owned(),
+            cause,
+        });
+        let outcome = served.and_then(|device| {
+            bind::ensure(self.host.as_ref(), &source.path, device, publish.target.path(), publish.access, deadline)
+        });
+        if outcome.is_err() {
+            self.tidy(&source.name);
+        }
+        outcome
+    }
+
+    /// What the mounter is told.
+    fn request(&self, publish: &Publish, name: &str) -> Result<MountRequest, PublishError> {
+        let agent = user_agent(
+            env!("CARGO_PKG_VERSION"),
+            publish.identity.source().as_str(),
+            self.kubernetes_version.as_deref(),
+        );
+        let applied = policy::apply(publish.arguments.clone(), &agent)
+            .map_err(|cause| PublishError::Options { bucket: publish.bucket.to_string(), cause })?;
+        for removed in &applied.removed {
+            let (option, reason) = (&removed.option, removed.reason);
+            tracing::warn!(volume = %publish.volume_id, option, reason, "mount option not passed on");
+        }
+        let (config, credentials) = credentials::paths(&self.mounter_view.join(name));
+        let profile = ProfilePaths { config: &config, credentials: &credentials };
+        Ok(MountRequest {
+            bucket_name: publish.bucket.to_string(),
+            args: applied.arguments.render(),
+            env: engine_environment(&self.settings, profile, &applied.environment),
+            source: Some(name.to_owned()),
+        })
+    }
+
+    pub fn unpublish(&self, target: &Path, deadline: Instant) -> Result<(), UnpublishError> {
+        let host = self.host.as_ref();
+        let look = |cause| UnpublishError::Look { cause };
+        // A target whose parent directory is gone has no mount either; the plain path then serves as well.
+        let target = &host.resolve(target).unwrap_or_else(|_| target.to_owned());
+        let table = host.mount_table().map_err(look)?;
+        let name = table.at(target).filter(|it| it.is_ours()).and_then(|mount| {
+            table.of_device(mount.device).find(|it| it.at.parent() == Some(&self.sources)).and_then(|it| file_name(&it.at))
+        });
+        match name {
+            Some(name) => {
+                let busy = || UnpublishError::SourceBusy { target: target.clone() };
+                let _held = self.locks.lock(&name, deadline).ok_or_else(busy)?;
+                bind::remove(host, target)?;
+                self.retire(&name, deadline)?;
+            }
+            // Not mounted, or mounted from a source that is gone already.
+            None => bind::remove(host, target)?,
+        }
+        self.sweep();
+        Ok(())
+    }
+
+    /// Takes a source away if no bind shows it any more. The caller holds its lock.
+    fn retire(&self, name: &str, deadline: Instant) -> Result<(), UnpublishError> {
+        let path = self.sources.join(name);
+        let table = self.host.mount_table().map_err(|cause| UnpublishError::Look { cause })?;
+        if let Some(mount) = table.at(&path) {
+            if !mount.is_ours() || !source::is_unused(&table, &path, mount.device) {
+                return Ok(());
+            }
+            source::unmount(self.host.as_ref(), &path)
+                .map_err(|cause| UnpublishError::Unmount { target: path.clone(), cause })?;
+        }
+        self.host.remove_directory(&path).map_err(|cause| UnpublishError::Remove { path: path.clone(), cause })?;
+        let forget = |cause| UnpublishError::Forget { source_name: name.to_owned(), cause };
+        let Ok(mounter) = Beneath::open(&self.mounter_dir) else { return Ok(()) };
+        life_line::end(&mounter, name, deadline);
+        mounter.remove_tree(name).map_err(forget)
+    }
+
+    /// After a failed publish: what was made for a source that nobody uses goes away again. The caller holds its lock.
+    fn tidy(&self, name: &str) {
+        if let Err(error) = self.retire(name, Instant::now()) {
+            tracing::warn!(source = name, error = %s3csi_core::chain::Chain(&error), "source not tidied up; the next sweep tries again");
+        }
+    }
+
+    /// Takes away every source that nobody uses: a crash between two steps may have left one.
+    pub fn sweep(&self) {
+        for name in names_in(&self.sources).into_iter().chain(names_in(&self.mounter_dir)) {
+            // Somebody is working on it: then it is not a leftover.
+            let Some(_held) = self.locks.try_lock(&name) else { continue };
+            self.tidy(&name);
+        }
+    }
+}
+
+/// Directories that have the form of a source's name; anything else in there is not ours to touch.
+fn names_in(directory: &Path) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+    entries.filter_map(|it| it.ok()?.file_name().into_string().ok()).filter(|it| is_source_name(it)).collect()
+}
+
+fn is_source_name(name: &str) -> bool {
+    name.len() == 56 && name.bytes().all(|it| it.is_ascii_hexdigit())
+}
+
+fn file_name(path: &Path) -> Option<String> {
+    path.file_name()?.to_str().map(str::to_owned)
+}
+
+fn fuse_options(publish: &Publish) -> FuseOptions {
+    let allow_other = publish.arguments.has("--allow-other") || publish.arguments.has("--allow-root");
+    FuseOptions { access: publish.volume_access, allow_other }
+}

@@ -1,0 +1,3 @@
+//! How engines are run on a node.
+
+pub mod daemon;
