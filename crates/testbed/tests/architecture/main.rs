@@ -4,6 +4,7 @@
 mod packages;
 mod sources;
 
+use packages::Package;
 use sources::Source;
 
 /// Fails with the rule, its reason and every place that breaks it.
@@ -62,7 +63,7 @@ mod dependencies {
         let packages = packages::all();
         check(
             "no dependency comes from a git repository or a private registry; a wrapper is preferred to a fork",
-            packages.iter().filter(|it| !it.is_ours() && !it.is_from_crates_io()).map(|it| it.name_and_version()),
+            packages.iter().filter(|it| !it.is_ours() && !it.is_from_crates_io()).map(Package::name_and_version),
         );
     }
 

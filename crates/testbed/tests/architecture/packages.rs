@@ -69,12 +69,12 @@ impl Packages {
 
     /// Root files of every target of ours: libraries, programs, tests.
     pub fn target_roots(&self) -> BTreeSet<String> {
-        self.targets().map(|target| root(target)).collect()
+        self.targets().map(root).collect()
     }
 
     /// Root files of our libraries and programs.
     pub fn shipped_roots(&self) -> BTreeSet<String> {
-        self.targets().filter(|it| !is_test_program(it)).map(|target| root(target)).collect()
+        self.targets().filter(|it| !is_test_program(it)).map(root).collect()
     }
 
     pub fn test_programs(&self) -> BTreeSet<String> {
@@ -87,7 +87,8 @@ impl Packages {
 
     fn id(&self, name: &str) -> &str {
         let found = self.packages.iter().find(|(_, it)| it.name() == name);
-        found.map(|(id, _)| id.as_str()).unwrap_or_else(|| panic!("the workspace has no package {name}"))
+        let (id, _) = found.unwrap_or_else(|| panic!("the workspace has no package {name}"));
+        id
     }
 }
 

@@ -173,7 +173,7 @@ fn collect(workspace: &Path, directory: &str, files: &mut BTreeMap<String, Sourc
         let path = format!("{directory}/{}", entry.file_name().to_str().unwrap());
         if entry.file_type().unwrap().is_dir() {
             collect(workspace, &path, files);
-        } else if path.ends_with(".rs") {
+        } else if entry.path().extension().is_some_and(|it| it == "rs") {
             let text = fs::read_to_string(entry.path()).unwrap();
             let code = code_of(&text);
             files.insert(path.clone(), Source { path, text, code });
