@@ -1,0 +1,150 @@
+//! The product on one node: a mounter and a node plugin as real processes, in a fixture's directory.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::environment::{self, MissingProgram};
+use crate::fixture::Fixture;
+use crate::kubelet::Kubelet;
+use crate::process::{Process, ProcessError, command};
+use crate::store::{Account, Store};
+use crate::wait::wait_for;
+
+/// The user the mounter runs as, as in its Pod.
+const MOUNTER_USER: u32 = 1000;
+
+pub const DRIVER_NAME: &str = "s3.csi.scality.com";
+
+#[derive(Debug, thiserror::Error)]
+pub enum PluginError {
+    #[error(transparent)]
+    Missing(MissingProgram),
+    #[error(transparent)]
+    Start(ProcessError),
+    #[error("failed to prepare {path:?}")]
+    Prepare {
+        path: PathBuf,
+        #[source]
+        cause: std::io::Error,
+    },
+}
+
+/// Where a node's things are, and how its programs are started. Starting is explicit: tests kill and restart them.
+pub struct Plugin<'a> {
+    fixture: &'a Fixture,
+    kubelet_root: PathBuf,
+    endpoint_url: String,
+    region: String,
+    account: Option<Account>,
+    authority: Option<PathBuf>,
+}
+
+impl<'a> Plugin<'a> {
+    /// For the store's default account as the driver's.
+    pub fn new(fixture: &'a Fixture, store: &dyn Store) -> Result<Self, PluginError> {
+        let kubelet_root = fixture.create_directory("kubelet");
+        let plugin = Self {
+            fixture,
+            kubelet_root,
+            endpoint_url: store.endpoint(),
+            region: store.region().to_owned(),
+            account: Some(store.account().clone()),
+            authority: None,
+        };
+        let mounter = plugin.mounter_directory();
+        let prepare = |cause| PluginError::Prepare { path: mounter.clone(), cause };
+        std::fs::create_dir_all(plugin.kubelet_root.join("plugins_registry")).map_err(prepare)?;
+        std::fs::create_dir_all(&mounter).map_err(prepare)?;
+        std::os::unix::fs::chown(&mounter, Some(MOUNTER_USER), Some(MOUNTER_USER)).map_err(prepare)?;
+        Ok(plugin)
+    }
+
+    /// A driver without keys of its own.
+    #[must_use]
+    pub fn without_keys(mut self) -> Self {
+        self.account = None;
+        self
+    }
+
+    #[must_use]
+    pub fn with_endpoint(mut self, url: &str) -> Self {
+        url.clone_into(&mut self.endpoint_url);
+        self
+    }
+
+    pub fn kubelet_root(&self) -> &Path {
+        &self.kubelet_root
+    }
+
+    pub fn mounter_directory(&self) -> PathBuf {
+        self.directory().join("mounter")
+    }
+
+    /// Sources are mounted in here.
+    pub fn sources(&self) -> PathBuf {
+        self.directory().join("mnt")
+    }
+
+    pub fn csi_socket(&self) -> PathBuf {
+        self.directory().join("csi.sock")
+    }
+
+    pub fn registration_socket(&self) -> PathBuf {
+        self.kubelet_root.join(format!("plugins_registry/{DRIVER_NAME}-reg.sock"))
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.kubelet_root.join("plugins").join(DRIVER_NAME)
+    }
+
+    pub fn kubelet(&self) -> Kubelet {
+        Kubelet::new(&self.kubelet_root, &self.csi_socket())
+    }
+
+    /// Starts the mounter, as an ordinary user, and waits until it listens.
+    pub fn start_mounter(&self) -> Result<Process, PluginError> {
+        let program = environment::product("s3csi-mounter").map_err(PluginError::Missing)?;
+        let engine = environment::product("mount-s3").map_err(PluginError::Missing)?;
+        let mut command = command(&program);
+        command.uid(MOUNTER_USER).gid(MOUNTER_USER);
+        command.arg("--directory").arg(self.mounter_directory()).arg("--engine").arg(engine).args(["--limit", "1000"]);
+        if let Some(authority) = &self.authority {
+            command.env("AWS_CA_BUNDLE", authority);
+        }
+        let process = self.fixture.start("mounter", &mut command).map_err(PluginError::Start)?;
+        let socket = self.mounter_directory().join("mount.sock");
+        wait_for("the mounter listens", || {
+            assert!(process.is_running(), "the mounter ended: {process}");
+            std::os::unix::net::UnixStream::connect(&socket).is_ok()
+        });
+        Ok(process)
+    }
+
+    /// Starts the node plugin and waits until its socket answers.
+    pub fn start_node(&self) -> Result<Process, PluginError> {
+        self.start_node_with(&[])
+    }
+
+    pub fn start_node_with(&self, arguments: &[&str]) -> Result<Process, PluginError> {
+        let program = environment::product("s3csi").map_err(PluginError::Missing)?;
+        let mut command = command(&program);
+        command
+            .args(["node", "--strategy", "daemon", "--v", "4"])
+            .arg("--kubelet-path")
+            .arg(&self.kubelet_root)
+            .args(arguments)
+            .env("CSI_NODE_NAME", "node-1")
+            .env("AWS_ENDPOINT_URL", &self.endpoint_url)
+            .env("AWS_REGION", &self.region);
+        if let Some(account) = &self.account {
+            command.env("AWS_ACCESS_KEY_ID", &account.access_key).env("AWS_SECRET_ACCESS_KEY", &account.secret_key);
+        }
+        let process = self.fixture.start("node", &mut command).map_err(PluginError::Start)?;
+        let socket = self.csi_socket();
+        wait_for("the node plugin listens", || {
+            assert!(process.is_running(), "the node plugin ended: {process}");
+            std::os::unix::net::UnixStream::connect(&socket).is_ok()
+        });
+        Ok(process)
+    }
+}
