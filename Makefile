@@ -23,11 +23,13 @@ ISOLATED := scripts/isolated.sh
 
 # Which test program belongs to which stage. The architecture test fails when one of them is in no list.
 UNIT_TESTS := generated
-NODE_TESTS :=
+NODE_TESTS := host
 ENGINE_TESTS :=
 SANITY_TESTS :=
 ARCHITECTURE_TESTS := architecture
 tests = $(addprefix --test ,$(1))
+# Without a name cargo would run everything, so an empty list is an error and not an empty stage.
+isolated_tests = $(if $(1),$(ISOLATED) $(CARGO_TEST) $(call tests,$(1)),@echo '$@: no test program is listed in the Makefile' >&2; exit 1)
 
 # Inside `make test` the stage "build" has already done this.
 BUILT := $(if $(IN_SUITE),,build)
@@ -60,13 +62,13 @@ test-architecture: $(BUILT) ## Who may depend on what and call what; licences
 	$(CARGO_TEST) $(call tests,$(ARCHITECTURE_TESTS))
 
 test-node: $(BUILT) ## Host and node plugin with real mounts; needs root
-	$(if $(NODE_TESTS),$(ISOLATED) $(CARGO_TEST) $(call tests,$(NODE_TESTS)))
+	$(call isolated_tests,$(NODE_TESTS))
 
 test-engine: $(BUILT) $(if $(IN_SUITE),,tools) ## Conformance of the engine against two S3 servers; needs root
-	$(if $(ENGINE_TESTS),$(ISOLATED) $(CARGO_TEST) $(call tests,$(ENGINE_TESTS)))
+	$(call isolated_tests,$(ENGINE_TESTS))
 
 test-sanity: $(BUILT) $(if $(IN_SUITE),,tools) ## csi-sanity against the node plugin's socket; needs root
-	$(if $(SANITY_TESTS),$(ISOLATED) $(CARGO_TEST) $(call tests,$(SANITY_TESTS)))
+	$(call isolated_tests,$(SANITY_TESTS))
 
 test-logs: ## No secret value is in any log of the last `make test`
 	@scripts/logs.sh
