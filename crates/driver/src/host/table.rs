@@ -176,3 +176,186 @@ fn decoded(text: &[u8]) -> Vec<u8> {
     }
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SOURCE: &str = "61 27 0:53 / /mnt/source rw,nosuid,nodev,noatime shared:7 - fuse mountpoint-s3 rw,user_id=0";
+
+    fn check(line: &str) -> Mount {
+        let table = MountTable::parse(line.as_bytes()).unwrap();
+        assert_eq!(table.entries().len(), 1);
+        table.entries()[0].clone()
+    }
+
+    fn check_odd(line: &str, expected: &str) {
+        assert_eq!(MountTable::parse(line.as_bytes()).unwrap_err().to_string(), expected);
+    }
+
+    fn table(lines: &[&str]) -> MountTable {
+        MountTable::parse(lines.join("\n").as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn every_field_is_read() {
+        let expected = Mount {
+            id: 61,
+            parent: 27,
+            device: Device { major: 0, minor: 53 },
+            root: "/".into(),
+            at: "/mnt/source".into(),
+            read_only: false,
+            super_read_only: false,
+            kind: "fuse".to_owned(),
+            source: "mountpoint-s3".to_owned(),
+        };
+        assert_eq!(check(SOURCE), expected);
+        assert_eq!(expected.device.to_string(), "0:53");
+    }
+
+    #[test]
+    fn any_number_of_optional_fields() {
+        for optional in ["", "shared:1 ", "shared:1 master:2 ", "unbindable ", "propagate_from:3 new-in-linux-9:x "] {
+            let mount = check(&format!("1 2 0:3 / /at rw {optional}- fuse.mountpoint-s3 mountpoint-s3 rw"));
+            assert_eq!(mount.kind, "fuse.mountpoint-s3", "{optional}");
+        }
+    }
+
+    #[test]
+    fn read_only_mounts_and_read_only_file_systems() {
+        let flags = |line| {
+            let mount = check(line);
+            (mount.read_only, mount.super_read_only)
+        };
+        assert_eq!(flags("1 2 0:3 / /at ro,relatime - tmpfs x rw,ro_something=1"), (true, false));
+        assert_eq!(flags("1 2 0:3 / /at rw,relatime - tmpfs x ro,size=4k"), (false, true));
+        assert_eq!(flags("1 2 0:3 / /at rw,errors=remount-ro - tmpfs x rw"), (false, false));
+    }
+
+    #[test]
+    fn escapes_are_decoded() {
+        let at = |text: &str| check(&format!("1 2 0:3 / {text} rw - fuse x rw")).at;
+        assert_eq!(at(r"/a\040b\011c\012d\134e\043f"), Path::new("/a b\tc\nd\\e#f"));
+        assert_eq!(at(r"/a\134040b"), Path::new(r"/a\040b"));
+        assert_eq!(at(r"/not\escaped\09\4000\"), Path::new(r"/not\escaped\09\4000\"));
+        assert_eq!(at("/ünïcødé-🪣"), Path::new("/ünïcødé-🪣"));
+    }
+
+    #[test]
+    fn paths_need_not_be_utf8() {
+        let table = MountTable::parse(b"1 2 0:3 / /\xff\\040\xfe rw - fuse x rw\n").unwrap();
+        assert_eq!(table.entries()[0].at, PathBuf::from(OsString::from_vec(b"/\xff \xfe".to_vec())));
+    }
+
+    #[test]
+    fn strange_lines_which_kernels_do_write() {
+        assert_eq!(check("1 2 0:3 / /at rw - tmpfs  rw").source, "");
+        assert_eq!(
+            check("1 2 0:3 net:[4026531992] /run/netns/a rw shared:1 - nsfs nsfs rw").root,
+            Path::new("net:[4026531992]")
+        );
+        assert_eq!(check("1 2 0:3 /gone//deleted /at rw - tmpfs x rw").root, Path::new("/gone//deleted"));
+        assert_eq!(check("1 1 0:3 / / rw - - - rw").kind, "-");
+        assert_eq!(MountTable::parse(b"").unwrap(), MountTable::default());
+        assert_eq!(MountTable::parse(b"\n\n").unwrap(), MountTable::default());
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_understood_is_an_error() {
+        check_odd(
+            "x 2 0:3 / /at rw - fuse x rw",
+            "mount table line \"x 2 0:3 / /at rw - fuse x rw\" has no valid mount id",
+        );
+        check_odd("1", "mount table line \"1\" has no valid parent id");
+        check_odd("1 2 03 / /at", "mount table line \"1 2 03 / /at\" has no valid device");
+        check_odd("1 2 0:3", "mount table line \"1 2 0:3\" has no valid root");
+        check_odd("1 2 0:3 / at", "mount table line \"1 2 0:3 / at\" has no valid mount point");
+        check_odd("1 2 0:3 / /at", "mount table line \"1 2 0:3 / /at\" has no valid mount options");
+        check_odd("1 2 0:3 / /at rw x", "mount table line \"1 2 0:3 / /at rw x\" has no valid separator");
+        check_odd("1 2 0:3 / /at rw -", "mount table line \"1 2 0:3 / /at rw -\" has no valid file system type");
+        check_odd("1 2 0:3 / /at rw - fuse", "mount table line \"1 2 0:3 / /at rw - fuse\" has no valid source");
+        check_odd(
+            "1 2 0:3 / /at rw - fuse x",
+            "mount table line \"1 2 0:3 / /at rw - fuse x\" has no valid file system options",
+        );
+    }
+
+    #[test]
+    fn ours_are_the_fuse_mounts_with_our_source() {
+        let is_ours = |kind: &str, source: &str| check(&format!("1 2 0:3 / /at rw - {kind} {source} rw")).is_ours();
+        assert!(is_ours("fuse", "mountpoint-s3"));
+        assert!(is_ours("fuse.mountpoint-s3", "mountpoint-s3"));
+        assert!(!is_ours("fuse.s3fs", "s3fs"));
+        assert!(!is_ours("fuseblk", "mountpoint-s3"));
+        assert!(!is_ours("fusectl", "mountpoint-s3"));
+        assert!(!is_ours("tmpfs", "mountpoint-s3"));
+    }
+
+    #[test]
+    fn the_topmost_mount_at_a_path_is_the_one_that_nothing_covers() {
+        let stacked = table(&["5 1 0:5 / /at rw - tmpfs below rw", "6 5 0:6 / /at rw - tmpfs above rw"]);
+        assert_eq!(stacked.at(Path::new("/at")).unwrap().source, "above");
+        assert_eq!(stacked.all_at(Path::new("/at")).count(), 2);
+        // The number of a mount that was moved beneath another is higher than that of the one above it.
+        let beneath = table(&["6 7 0:6 / /at rw - tmpfs above rw", "7 1 0:7 / /at rw - tmpfs below rw"]);
+        assert_eq!(beneath.at(Path::new("/at")).unwrap().source, "above");
+        assert_eq!(beneath.at(Path::new("/at/")).unwrap().source, "above");
+        assert_eq!(beneath.at(Path::new("/")), None);
+        // The root of a namespace may be its own parent.
+        assert_eq!(table(&["1 1 0:3 / / rw - rootfs none rw"]).at(Path::new("/")).unwrap().id, 1);
+    }
+
+    #[test]
+    fn mounts_are_found_by_device_and_by_directory() {
+        let mounts = table(&[
+            SOURCE,
+            "62 27 0:53 / /pods/a/mount ro - fuse mountpoint-s3 rw",
+            "63 27 0:54 / /pods/ab rw - fuse mountpoint-s3 rw",
+            "64 27 0:55 / /pods/a rw - tmpfs x rw",
+        ]);
+        let at = |found: Vec<&Mount>| found.iter().map(|it| it.at.to_str().unwrap().to_owned()).collect::<Vec<_>>();
+        assert_eq!(at(mounts.of_device(Device { major: 0, minor: 53 }).collect()), ["/mnt/source", "/pods/a/mount"]);
+        assert_eq!(at(mounts.beneath(Path::new("/pods/a")).collect()), ["/pods/a/mount"]);
+        assert_eq!(at(mounts.beneath(Path::new("/pods")).collect()), ["/pods/a/mount", "/pods/ab", "/pods/a"]);
+    }
+
+    #[test]
+    fn thousands_of_mounts() {
+        let lines: Vec<String> =
+            (0..20_000).map(|it| format!("{it} 1 0:{it} / /mnt/{it} rw - fuse mountpoint-s3 rw")).collect();
+        let mounts = MountTable::parse(lines.join("\n").as_bytes()).unwrap();
+        assert_eq!(mounts.entries().len(), 20_000);
+        assert_eq!(mounts.at(Path::new("/mnt/19999")).unwrap().id, 19_999);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_parser_panic(text in prop::collection::vec(any::<u8>(), 0..300)) {
+            let _ = MountTable::parse(&text);
+        }
+
+        #[test]
+        fn no_text_that_looks_like_a_table_makes_the_parser_panic(text in "([0-9:/,\\\\ -]|rw|fuse|\n){0,80}") {
+            let _ = MountTable::parse(text.as_bytes());
+        }
+
+        #[test]
+        fn every_path_survives_the_kernels_escapes(name in prop::collection::vec(1_u8.., 0..40)) {
+            let mut path = b"/".to_vec();
+            path.extend(name);
+            let mut line = b"1 2 0:3 / ".to_vec();
+            for byte in &path {
+                match byte {
+                    b' ' | b'\t' | b'\n' | b'\\' => line.extend(format!("\\{byte:03o}").bytes()),
+                    _ => line.push(*byte),
+                }
+            }
+            line.extend(b" rw - fuse x rw\n");
+            let table = MountTable::parse(&line).unwrap();
+            prop_assert_eq!(&table.entries()[0].at, &PathBuf::from(OsString::from_vec(path)));
+        }
+    }
+}

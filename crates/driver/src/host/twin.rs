@@ -282,3 +282,70 @@ impl State {
         due.map(|index| self.failures.remove(index).errno.into())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WRITABLE: FuseOptions = FuseOptions { access: Access::ReadWrite, allow_other: true };
+
+    /// A twin with one source and the directory of a target.
+    fn scripted() -> (Scripted, Device) {
+        let twin = Scripted::new();
+        for path in ["/source", "/target"] {
+            twin.create_directory(Path::new(path), 0o755).unwrap();
+        }
+        twin.mount_fuse(Path::new("/source"), &WRITABLE).unwrap();
+        let device = twin.mounts()[0].device;
+        (twin, device)
+    }
+
+    fn probe(twin: &Scripted, at: &str) -> String {
+        twin.probe(Path::new(at), Instant::now()).to_string()
+    }
+
+    #[test]
+    fn without_a_script_it_behaves_like_a_kernel() {
+        let (twin, device) = scripted();
+        let (source, target) = (Path::new("/source"), Path::new("/target"));
+        twin.bind(source, target, Access::ReadOnly).unwrap();
+        assert!(matches!(twin.bind(source, target, Access::ReadOnly), Err(HostError::Occupied { .. })));
+        assert!(twin.mount_table().unwrap().at(target).unwrap().read_only);
+        assert_eq!(twin.mount_table().unwrap().of_device(device).count(), 2);
+        assert!(matches!(twin.remove_directory(target), Err(HostError::Busy { .. })));
+        for path in [target, source, source] {
+            twin.unmount(path).unwrap();
+            twin.remove_directory(path).unwrap();
+        }
+        assert_eq!((twin.mounts(), twin.directories()), (vec![], vec![]));
+    }
+
+    #[test]
+    fn the_nth_call_fails_once_and_has_no_effect() {
+        let (twin, _) = scripted();
+        twin.fail(Operation::Bind, 2, Errno::IO);
+        twin.fail(Operation::Unmount, 1, Errno::BUSY);
+        let (source, target) = (Path::new("/source"), Path::new("/target"));
+        twin.bind(source, target, Access::ReadWrite).unwrap();
+        assert!(matches!(twin.unmount(target), Err(HostError::Busy { .. })));
+        twin.unmount(target).unwrap();
+        assert!(matches!(twin.bind(source, target, Access::ReadWrite), Err(HostError::Bind { .. })));
+        twin.bind(source, target, Access::ReadWrite).unwrap();
+        assert_eq!(twin.mounts().len(), 2);
+        assert_eq!(
+            twin.calls().last(),
+            Some(&Call::Bind { source: source.to_owned(), target: target.to_owned(), access: Access::ReadWrite })
+        );
+    }
+
+    #[test]
+    fn probes_answer_from_the_script_first_and_then_from_the_table() {
+        let (twin, device) = scripted();
+        twin.answer_probe("/source", Probe::Hung);
+        assert_eq!(probe(&twin, "/source"), "hung");
+        assert_eq!(probe(&twin, "/source"), format!("alive as device {device}"));
+        assert_eq!(probe(&twin, "/missing"), "missing");
+        twin.abort(device).unwrap();
+        assert!(probe(&twin, "/source").starts_with("dead"));
+    }
+}
