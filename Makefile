@@ -22,7 +22,7 @@ CARGO_TEST := cargo test $(CARGO_FLAGS)
 ISOLATED := scripts/isolated.sh
 
 # Which test program belongs to which stage. The architecture test fails when one of them is in no list.
-UNIT_TESTS := generated
+UNIT_TESTS := generated mounter
 NODE_TESTS := host
 ENGINE_TESTS :=
 SANITY_TESTS :=

@@ -290,7 +290,7 @@ mod tests_of_the_house {
         let sources = sources::all();
         let places = sources.all().flat_map(|file| file.sleeps_in_tests().map(|line| format!("{}:{line}", file.path)));
         check(
-            "a test never sleeps to let something happen; only a helper named wait_… may, between two looks at a condition",
+            "a test never sleeps to let something happen; only a helper named wait_… or eventually… may, between two looks at a condition",
             places,
         );
     }

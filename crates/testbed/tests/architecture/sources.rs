@@ -138,7 +138,7 @@ impl Source {
         with_environment.map(|at| self.line_of(at))
     }
 
-    /// Numbers of the lines of test code that sleep outside a function named `wait_…`.
+    /// Numbers of the lines of test code that sleep outside a function named `wait_…` or `eventually…`.
     pub fn sleeps_in_tests(&self) -> impl Iterator<Item = usize> {
         let tests_start =
             if self.path.contains("/tests/") { 0 } else { self.code.find("#[cfg(test)]").unwrap_or(self.code.len()) };
@@ -149,7 +149,7 @@ impl Source {
 
     fn is_in_waiting_function(&self, at: usize) -> bool {
         let name = words(&self.code[..at], "fn ").last().map_or("", |start| &self.code[start + "fn ".len()..]);
-        name.starts_with("wait_")
+        name.starts_with("wait_") || name.starts_with("eventually")
     }
 
     fn declared_modules(&self) -> Vec<String> {
