@@ -3,6 +3,7 @@
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+use s3csi_testbed::demo::{self, Ending};
 use s3csi_testbed::s3::{Config, S3Server, Transport};
 use s3csi_testbed::store::{Account, Store as _};
 
@@ -16,8 +17,17 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// A tour of the product: real mounts, real processes, no cluster.
+    Demo(Demo),
     /// Serve S3 from memory until interrupted.
     S3(S3),
+}
+
+#[derive(Parser)]
+struct Demo {
+    /// Leave everything running until Ctrl-C and say how to look at it.
+    #[arg(long)]
+    keep: bool,
 }
 
 #[derive(Parser)]
@@ -27,7 +37,7 @@ struct S3 {
     port: u16,
     #[arg(long, default_value = "testbed")]
     access_key: String,
-    #[arg(long, default_value = "testbed-secret")]
+    #[arg(long, default_value = "testbed-NeverPrintThis")]
     secret_key: String,
     /// A bucket that exists from the start; may be given several times.
     #[arg(long = "bucket", value_name = "NAME")]
@@ -40,6 +50,7 @@ struct S3 {
 impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Demo(Demo { keep }) => demo::run(if keep { Ending::Keep } else { Ending::CleanUp }),
             Command::S3(it) => it.run(),
         }
     }

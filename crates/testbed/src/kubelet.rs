@@ -127,7 +127,8 @@ impl Kubelet {
     pub async fn publish(&self, volume: &Volume) -> Result<PathBuf, Status> {
         let target = self.target(volume);
         let parent = target.parent().unwrap_or(&self.root);
-        std::fs::create_dir_all(parent).map_err(|error| Status::internal(format!("kubelet: {}: {error}", parent.display())))?;
+        std::fs::create_dir_all(parent)
+            .map_err(|error| Status::internal(format!("kubelet: {}: {error}", parent.display())))?;
         self.send_publish(self.publish_request(volume)).await?;
         Ok(target)
     }
@@ -155,9 +156,7 @@ impl Kubelet {
     pub async fn register(socket: &Path) -> Result<PluginInfo, Status> {
         let mut client = RegistrationClient::new(channel(socket));
         let info = client.get_info(InfoRequest {}).await?.into_inner();
-        client
-            .notify_registration_status(RegistrationStatus { plugin_registered: true, error: String::new() })
-            .await?;
+        client.notify_registration_status(RegistrationStatus { plugin_registered: true, error: String::new() }).await?;
         Ok(info)
     }
 }

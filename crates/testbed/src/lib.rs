@@ -2,5 +2,15 @@
 #![forbid(unsafe_code)]
 
 pub mod certificates;
+pub mod demo;
+pub mod environment;
+pub mod fixture;
+pub mod kubelet;
+pub mod leftovers;
+pub mod plugin;
+pub mod process;
+pub mod processes;
 pub mod s3;
 pub mod store;
+pub mod versitygw;
+pub mod wait;

@@ -33,43 +33,37 @@ pub enum PluginError {
 pub struct Plugin<'a> {
     fixture: &'a Fixture,
     kubelet_root: PathBuf,
-    endpoint_url: String,
-    region: String,
-    account: Option<Account>,
-    authority: Option<PathBuf>,
+    served: ServedAt,
+}
+
+/// The store that the driver is configured for.
+pub struct ServedAt {
+    pub endpoint_url: String,
+    pub region: String,
+    /// The driver's own keys, if it has any.
+    pub account: Option<Account>,
 }
 
 impl<'a> Plugin<'a> {
     /// For the store's default account as the driver's.
     pub fn new(fixture: &'a Fixture, store: &dyn Store) -> Result<Self, PluginError> {
-        let kubelet_root = fixture.create_directory("kubelet");
-        let plugin = Self {
-            fixture,
-            kubelet_root,
+        let served = ServedAt {
             endpoint_url: store.endpoint(),
             region: store.region().to_owned(),
             account: Some(store.account().clone()),
-            authority: None,
         };
+        Self::at(fixture, served)
+    }
+
+    pub fn at(fixture: &'a Fixture, served: ServedAt) -> Result<Self, PluginError> {
+        let kubelet_root = fixture.create_directory("kubelet");
+        let plugin = Self { fixture, kubelet_root, served };
         let mounter = plugin.mounter_directory();
         let prepare = |cause| PluginError::Prepare { path: mounter.clone(), cause };
         std::fs::create_dir_all(plugin.kubelet_root.join("plugins_registry")).map_err(prepare)?;
         std::fs::create_dir_all(&mounter).map_err(prepare)?;
         std::os::unix::fs::chown(&mounter, Some(MOUNTER_USER), Some(MOUNTER_USER)).map_err(prepare)?;
         Ok(plugin)
-    }
-
-    /// A driver without keys of its own.
-    #[must_use]
-    pub fn without_keys(mut self) -> Self {
-        self.account = None;
-        self
-    }
-
-    #[must_use]
-    pub fn with_endpoint(mut self, url: &str) -> Self {
-        url.clone_into(&mut self.endpoint_url);
-        self
     }
 
     pub fn kubelet_root(&self) -> &Path {
@@ -108,9 +102,6 @@ impl<'a> Plugin<'a> {
         let mut command = command(&program);
         command.uid(MOUNTER_USER).gid(MOUNTER_USER);
         command.arg("--directory").arg(self.mounter_directory()).arg("--engine").arg(engine).args(["--limit", "1000"]);
-        if let Some(authority) = &self.authority {
-            command.env("AWS_CA_BUNDLE", authority);
-        }
         let process = self.fixture.start("mounter", &mut command).map_err(PluginError::Start)?;
         let socket = self.mounter_directory().join("mount.sock");
         wait_for("the mounter listens", || {
@@ -134,9 +125,9 @@ impl<'a> Plugin<'a> {
             .arg(&self.kubelet_root)
             .args(arguments)
             .env("CSI_NODE_NAME", "node-1")
-            .env("AWS_ENDPOINT_URL", &self.endpoint_url)
-            .env("AWS_REGION", &self.region);
-        if let Some(account) = &self.account {
+            .env("AWS_ENDPOINT_URL", &self.served.endpoint_url)
+            .env("AWS_REGION", &self.served.region);
+        if let Some(account) = &self.served.account {
             command.env("AWS_ACCESS_KEY_ID", &account.access_key).env("AWS_SECRET_ACCESS_KEY", &account.secret_key);
         }
         let process = self.fixture.start("node", &mut command).map_err(PluginError::Start)?;

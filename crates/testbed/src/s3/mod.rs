@@ -80,7 +80,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             port: 0,
-            accounts: vec![Account::new("testbed", "testbed-secret")],
+            accounts: vec![Account::named("testbed")],
             buckets: Vec::new(),
             transport: Transport::Plain,
             copy: CopySupport::Supported,

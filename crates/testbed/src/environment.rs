@@ -1,0 +1,61 @@
+//! The only place of the testbed that reads the environment: where programs, tools and logs are.
+
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, thiserror::Error)]
+pub enum MissingProgram {
+    #[error("there is no program {path:?}; run: make build")]
+    Product { path: PathBuf },
+    #[error("there is no tool {path:?}; run: make tools")]
+    Tool { path: PathBuf },
+    #[error("failed to find out where this program lies")]
+    Unknown {
+        #[source]
+        cause: std::io::Error,
+    },
+}
+
+/// One of our own programs: from `S3CSI_BIN_DIR`, otherwise from where cargo put it beside the running program.
+pub fn product(name: &str) -> Result<PathBuf, MissingProgram> {
+    let directory = match std::env::var_os("S3CSI_BIN_DIR") {
+        Some(directory) => PathBuf::from(directory),
+        None => beside_us()?,
+    };
+    let path = directory.join(name);
+    if path.is_file() { Ok(path) } else { Err(MissingProgram::Product { path }) }
+}
+
+/// A program that `make tools` builds.
+pub fn tool(name: &str) -> Result<PathBuf, MissingProgram> {
+    let directory = match std::env::var_os("S3CSI_TOOLS") {
+        Some(directory) => PathBuf::from(directory),
+        None => cache().join("s3csi/tools/bin"),
+    };
+    let path = directory.join(name);
+    if path.is_file() { Ok(path) } else { Err(MissingProgram::Tool { path }) }
+}
+
+/// Where logs are kept beyond the end of a test, if anywhere.
+pub fn log_directory() -> Option<PathBuf> {
+    std::env::var_os("S3CSI_LOG_DIR").filter(|it| !it.is_empty()).map(PathBuf::from)
+}
+
+/// What every child gets of our environment; the rest must not change what a test sees.
+pub fn search_path() -> String {
+    std::env::var("PATH").unwrap_or_else(|_| "/usr/sbin:/usr/bin:/sbin:/bin".to_owned())
+}
+
+fn beside_us() -> Result<PathBuf, MissingProgram> {
+    let own = std::env::current_exe().map_err(|cause| MissingProgram::Unknown { cause })?;
+    let directory = own.parent().unwrap_or(Path::new("/"));
+    // Test programs lie in `deps`, one level below the products.
+    let directory = if directory.ends_with("deps") { directory.parent().unwrap_or(directory) } else { directory };
+    Ok(directory.to_owned())
+}
+
+fn cache() -> PathBuf {
+    match std::env::var_os("XDG_CACHE_HOME").filter(|it| !it.is_empty()) {
+        Some(cache) => PathBuf::from(cache),
+        None => PathBuf::from(std::env::var_os("HOME").unwrap_or_else(|| "/root".into())).join(".cache"),
+    }
+}

@@ -1,0 +1,32 @@
+//! Finds running programs of a test by name and by the directory they work for.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::process::Pid;
+
+/// Processes called `name` whose environment or arguments mention `directory`.
+pub fn running(name: &str, directory: &Path) -> Vec<Pid> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let mut found: Vec<Pid> = entries
+        .filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
+        .filter(|pid| is_running(*pid, name) && mentions(*pid, directory))
+        .collect();
+    found.sort_by_key(|it| it.as_raw_nonzero());
+    found
+}
+
+/// Whether a process has this name and is not just waiting to be reaped.
+fn is_running(pid: Pid, name: &str) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // `pid (name) state …`; the name may contain anything, so look from the last parenthesis on.
+    let Some((head, rest)) = stat.rsplit_once(')') else { return false };
+    head.split_once('(').is_some_and(|(_, it)| it == name) && !rest.trim_start().starts_with(['Z', 'X'])
+}
+
+fn mentions(pid: Pid, directory: &Path) -> bool {
+    let wanted = directory.as_os_str().as_encoded_bytes();
+    ["environ", "cmdline"].iter().any(|file| {
+        fs::read(format!("/proc/{pid}/{file}")).is_ok_and(|it| it.windows(wanted.len()).any(|window| window == wanted))
+    })
+}
