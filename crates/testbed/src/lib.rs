@@ -3,6 +3,7 @@
 
 pub mod certificates;
 pub mod demo;
+pub mod engine;
 pub mod environment;
 pub mod fixture;
 pub mod kubelet;
