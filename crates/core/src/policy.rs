@@ -36,7 +36,7 @@ const USER_AGENT: &str = "--user-agent-prefix";
 const MAX_ATTEMPTS: &str = "--aws-max-attempts";
 
 /// Options a PV may not set, and why.
-const BLOCKED: [(&str, &str); 13] = [
+const BLOCKED: [(&str, &str); 14] = [
     ("--profile", "the driver chooses the credentials; set authenticationSource in volumeAttributes instead"),
     ("--endpoint-url", "the endpoint is a setting of the driver, so that no PV can send its keys elsewhere"),
     ("--cache-xz", "a cache in S3 Express One Zone is not available with S3-compatible stores"),
@@ -45,6 +45,7 @@ const BLOCKED: [(&str, &str); 13] = [
     ("-o", "options inside another option would get past this policy; list each in mountOptions"),
     ("--ca-bundle", "whom to trust is a setting of the driver; the path would be read in the mounter's file system"),
     ("--log-directory", "the path would be written in the mounter's file system; the engine logs to its output"),
+    ("--otlp-endpoint", "where metrics go is the driver's business; a PV could make the engine call any address"),
     ("--auto-unmount", "the driver unmounts; the engine cannot do it with the descriptor it is given"),
     ("--foreground", "the mounter decides how it starts the engine"),
     ("--help", "it would print a text instead of mounting"),
