@@ -24,7 +24,7 @@ ISOLATED := scripts/isolated.sh
 # Which test program belongs to which stage. The architecture test fails when one of them is in no list.
 UNIT_TESTS := generated mounter
 NODE_TESTS := host
-ENGINE_TESTS :=
+ENGINE_TESTS := conformance
 SANITY_TESTS :=
 ARCHITECTURE_TESTS := architecture
 tests = $(addprefix --test ,$(1))
