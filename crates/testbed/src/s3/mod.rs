@@ -203,6 +203,17 @@ impl S3Server {
         self.read().uploads.len()
     }
 
+    /// The checksum that was sent with an object that came in one request: its header's name after `x-amz-checksum-`.
+    pub fn checksum(&self, bucket: &str, key: &str) -> Option<&'static str> {
+        let data = self.read();
+        let checksum = &data.buckets.get(bucket)?.objects.get(key)?.checksum;
+        match (&checksum.checksum_crc32c, &checksum.checksum_crc64nvme) {
+            (Some(_), _) => Some("crc32c"),
+            (_, Some(_)) => Some("crc64nvme"),
+            _ => None,
+        }
+    }
+
     /// Takes an account's key away; from now on its requests are answered with 403.
     pub fn remove_account(&self, access_key: &str) {
         self.write().accounts.remove(access_key);

@@ -1,0 +1,157 @@
+//! What is written is what is read, here and on the server.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+
+use crate::on_both_servers;
+use crate::world::{BUCKET, World, check_refused, listing, noise};
+
+on_both_servers!(
+    a_written_file_is_stored_and_read_back,
+    a_file_shows_its_size_mode_and_times,
+    a_file_can_be_overwritten,
+    overwriting_needs_permission,
+    a_file_can_be_deleted,
+    deleting_needs_permission,
+    a_file_is_stored_once_fsync_returned,
+    a_large_file_survives_the_round_trip,
+    reads_at_random_places_get_the_right_bytes,
+    objects_made_by_others_are_seen,
+    only_a_prefix_of_the_bucket_is_mounted,
+);
+
+fn a_written_file_is_stored_and_read_back(world: &World) {
+    let mount = world.mount();
+    fs::write(mount.path("hello.txt"), "hello\n").unwrap();
+    world.check_object("hello.txt", b"hello\n");
+    assert_eq!(fs::read(mount.path("hello.txt")).unwrap(), b"hello\n");
+    assert_eq!(listing(mount.directory()), ["hello.txt"]);
+    mount.unmount();
+}
+
+fn a_file_shows_its_size_mode_and_times(world: &World) {
+    world.put("a/file", b"12345");
+    let mount =
+        world.engine().writable().argument("--file-mode=0640").argument("--uid=1234").argument("--gid=4321").mount();
+    let file = fs::metadata(mount.path("a/file")).unwrap();
+    assert_eq!((file.len(), file.permissions().mode() & 0o7777, file.uid(), file.gid()), (5, 0o640, 1234, 4321));
+    let age = file.modified().unwrap().elapsed().unwrap_or_default();
+    assert!(age.as_secs() < 600, "the file is {age:?} old");
+    let directory = fs::metadata(mount.path("a")).unwrap();
+    assert_eq!((directory.is_dir(), directory.permissions().mode() & 0o7777), (true, 0o755));
+    check_refused(fs::metadata(mount.path("missing")), &[Errno::NOENT]);
+    mount.unmount();
+}
+
+fn a_file_can_be_overwritten(world: &World) {
+    world.put("file", b"a longer old content");
+    let mount = world.mount();
+    fs::write(mount.path("file"), "new").unwrap();
+    world.check_object("file", b"new");
+    assert_eq!(fs::read(mount.path("file")).unwrap(), b"new");
+    mount.unmount();
+}
+
+fn overwriting_needs_permission(world: &World) {
+    world.put("file", b"old");
+    let mount = world.engine().argument("--allow-delete").mount();
+    check_refused(fs::write(mount.path("file"), "new"), &[Errno::PERM, Errno::EXIST, Errno::ACCESS]);
+    world.check_object("file", b"old");
+    mount.unmount();
+}
+
+fn a_file_can_be_deleted(world: &World) {
+    world.put("file", b"content");
+    let mount = world.mount();
+    fs::remove_file(mount.path("file")).unwrap();
+    assert_eq!(world.object("file"), None);
+    check_refused(File::open(mount.path("file")), &[Errno::NOENT]);
+    mount.unmount();
+}
+
+fn deleting_needs_permission(world: &World) {
+    world.put("file", b"content");
+    let mount = world.engine().argument("--allow-overwrite").mount();
+    check_refused(fs::remove_file(mount.path("file")), &[Errno::PERM, Errno::ACCESS]);
+    world.check_object("file", b"content");
+    mount.unmount();
+}
+
+fn a_file_is_stored_once_fsync_returned(world: &World) {
+    let mount = world.mount();
+    let mut file = File::create(mount.path("file")).unwrap();
+    file.write_all(b"precious").unwrap();
+    file.sync_all().unwrap();
+    world.check_object("file", b"precious");
+    drop(file);
+    world.check_object("file", b"precious");
+    mount.unmount();
+}
+
+fn a_large_file_survives_the_round_trip(world: &World) {
+    let content = noise(100, 100 * 1024 * 1024);
+    let expected = Sha256::digest(&content);
+    let mount = world.mount();
+    fs::write(mount.path("large"), &content).unwrap();
+    drop(content);
+    mount.unmount();
+    assert_eq!(Sha256::digest(world.object("large").unwrap()), expected, "stored");
+    // A new mount has nothing in the page cache.
+    let mount = world.mount();
+    let mut digest = Sha256::new();
+    let mut file = File::open(mount.path("large")).unwrap();
+    let mut buffer = vec![0; 1024 * 1024];
+    loop {
+        match file.read(&mut buffer).unwrap() {
+            0 => break,
+            length => digest.update(&buffer[..length]),
+        }
+    }
+    drop(file);
+    assert_eq!(digest.finalize(), expected, "read");
+    mount.unmount();
+}
+
+fn reads_at_random_places_get_the_right_bytes(world: &World) {
+    let content = noise(7, 20 * 1024 * 1024 + 13);
+    world.put("file", &content);
+    let mount = world.mount();
+    let file = File::open(mount.path("file")).unwrap();
+    for (number, place) in noise(8, 40 * 8).chunks_exact(8).enumerate() {
+        let length = [1, 100, 4096, 65_537][number % 4];
+        let offset = u64::from_le_bytes(place.try_into().unwrap()) % (content.len() - length) as u64;
+        let mut buffer = vec![0; length];
+        file.read_exact_at(&mut buffer, offset).unwrap();
+        let offset = usize::try_from(offset).unwrap();
+        assert!(buffer == content[offset..offset + length], "{length} bytes at {offset}");
+    }
+    let mut beyond = [0; 16];
+    assert_eq!(file.read_at(&mut beyond, content.len() as u64 - 3).unwrap(), 3, "the end of the file");
+    assert_eq!(file.read_at(&mut beyond, content.len() as u64 + 3).unwrap(), 0, "beyond the end");
+    drop(file);
+    mount.unmount();
+}
+
+fn objects_made_by_others_are_seen(world: &World) {
+    let mount = world.mount();
+    assert_eq!(listing(mount.directory()), Vec::<String>::new());
+    world.put("later", b"content");
+    assert_eq!(listing(mount.directory()), ["later"]);
+    assert_eq!(fs::read(mount.path("later")).unwrap(), b"content");
+    mount.unmount();
+}
+
+fn only_a_prefix_of_the_bucket_is_mounted(world: &World) {
+    world.put("inside/file", b"content");
+    world.put("outside", b"content");
+    let mount = world.engine().writable().argument("--prefix=inside/").mount();
+    assert_eq!(listing(mount.directory()), ["file"]);
+    fs::write(mount.path("new"), "new").unwrap();
+    world.check_object("inside/new", b"new");
+    assert_eq!(world.store.object(BUCKET, "new"), None);
+    mount.unmount();
+}

@@ -1,0 +1,122 @@
+//! A server that fails for a while, or for good, after the mount: short failures are not seen, long ones are errors.
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use s3csi_testbed::s3::{Config, Effect, Fault, Operation, S3Server};
+
+use crate::world::{World, check_refused, in_process_with, noise};
+
+fn world(rule: &str) -> World<S3Server> {
+    in_process_with(rule, Config::default())
+}
+
+/// The file is read correctly although the server misbehaves at first.
+#[track_caller]
+fn check_read_survives(effect: Effect) {
+    let world = world("read-fault");
+    let content = noise(3, 3 * 1024 * 1024);
+    world.put("file", &content);
+    let mount = world.mount();
+    let fault = world.store.inject(Fault::new(effect.clone()).operation(Operation::GetObject).times(2));
+    assert!(fs::read(mount.path("file")).unwrap() == content, "{effect:?}: other content");
+    assert!(0 < fault.hits(), "{effect:?}: never met");
+    mount.unmount();
+}
+
+/// The file is stored although the server misbehaves at first.
+#[track_caller]
+fn check_write_survives(effect: Effect, operation: Operation, size: usize) {
+    let world = world("write-fault");
+    let content = noise(4, size);
+    let mount = world.mount();
+    let fault = world.store.inject(Fault::new(effect.clone()).operation(operation).times(2));
+    fs::write(mount.path("file"), &content).unwrap();
+    world.check_object("file", &content);
+    assert!(0 < fault.hits(), "{effect:?}: never met");
+    mount.unmount();
+}
+
+#[test]
+fn reads_outlive_short_failures() {
+    check_read_survives(Effect::Unavailable);
+    check_read_survives(Effect::Dropped);
+    check_read_survives(Effect::Slow(Duration::from_millis(300)));
+}
+
+#[test]
+fn a_truncated_answer_is_never_taken_for_a_whole_one() {
+    check_read_survives(Effect::Truncated { after: 100_000 });
+}
+
+#[test]
+fn writes_outlive_short_failures() {
+    check_write_survives(Effect::Unavailable, Operation::PutObject, 1000);
+    check_write_survives(Effect::Dropped, Operation::PutObject, 1000);
+    check_write_survives(Effect::Unavailable, Operation::UploadPart, 12 * 1024 * 1024);
+    check_write_survives(Effect::Dropped, Operation::CompleteMultipartUpload, 12 * 1024 * 1024);
+}
+
+#[test]
+fn a_refused_read_is_an_error() {
+    let world = world("denied-read");
+    world.put("file", b"content");
+    let mount = world.mount();
+    let fault = world.store.inject(Fault::new(Effect::Denied).operation(Operation::GetObject));
+    check_refused(fs::read(mount.path("file")), &[Errno::IO, Errno::ACCESS, Errno::PERM]);
+    fault.release();
+    assert_eq!(fs::read(mount.path("file")).unwrap(), b"content");
+    mount.unmount();
+}
+
+#[test]
+fn an_object_that_vanished_is_an_error() {
+    let world = world("vanished");
+    world.put("file", b"content");
+    let mount = world.mount();
+    let _fault = world.store.inject(Fault::new(Effect::NotFound).operation(Operation::GetObject));
+    check_refused(fs::read(mount.path("file")), &[Errno::IO, Errno::NOENT, Errno::STALE]);
+    mount.unmount();
+}
+
+/// Neither of the two may claim success: write, or else fsync and close.
+#[track_caller]
+fn check_write_fails(operation: Operation, size: usize) {
+    let world = world("denied-write");
+    let mount = world.mount();
+    let fault = world.store.inject(Fault::new(Effect::Denied).operation(operation));
+    let write = || -> io::Result<()> {
+        let mut file = File::create(mount.path("file"))?;
+        file.write_all(&noise(5, size))?;
+        file.sync_all()
+    };
+    check_refused(write(), &[Errno::IO, Errno::ACCESS, Errno::PERM]);
+    assert!(0 < fault.hits());
+    assert_eq!(world.object("file"), None);
+    mount.unmount();
+}
+
+#[test]
+fn a_refused_write_is_an_error() {
+    check_write_fails(Operation::PutObject, 1000);
+    check_write_fails(Operation::CreateMultipartUpload, 12 * 1024 * 1024);
+    check_write_fails(Operation::UploadPart, 12 * 1024 * 1024);
+    check_write_fails(Operation::CompleteMultipartUpload, 12 * 1024 * 1024);
+}
+
+#[test]
+fn a_frozen_answer_is_waited_for() {
+    let world = world("frozen");
+    world.put("file", b"content");
+    let mount = world.mount();
+    let fault = world.store.inject(Fault::new(Effect::Frozen).operation(Operation::GetObject));
+    let path = mount.path("file");
+    let reader = std::thread::spawn(move || fs::read(path));
+    s3csi_testbed::wait::wait_for("the read has reached the server", || 0 < fault.hits());
+    assert!(!reader.is_finished());
+    fault.release();
+    assert_eq!(reader.join().unwrap().unwrap(), b"content");
+    mount.unmount();
+}

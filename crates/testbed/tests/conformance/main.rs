@@ -1,0 +1,28 @@
+//! What the engine promises its users, on a real kernel and against two S3 servers: ours in process and versitygw, which
+//! we did not write. One body per rule; `on_both_servers!` makes a test of it for each server.
+//!
+//! Needs root, /dev/fuse and a mount namespace of its own: `make test-engine`.
+#![forbid(unsafe_code)]
+
+mod access;
+mod content;
+mod errors;
+mod faults;
+mod modes;
+mod moves;
+mod names;
+mod uploads;
+mod world;
+
+/// `on_both_servers!(rule, …)` where each rule is a `fn(&World)` of the same module.
+macro_rules! on_both_servers {
+    ($($rule:ident),* $(,)?) => {
+        mod in_process {
+            $(#[test] fn $rule() { super::$rule(&crate::world::World::in_process(stringify!($rule))); })*
+        }
+        mod versitygw {
+            $(#[test] fn $rule() { super::$rule(&crate::world::World::versitygw(stringify!($rule))); })*
+        }
+    };
+}
+pub(crate) use on_both_servers;
