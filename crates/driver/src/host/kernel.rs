@@ -1,15 +1,18 @@
 //! [`Host`] on the real kernel. Each call says why it cannot wait for a FUSE server.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr, OsString};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, chmod, mkdir, open, readlink, rmdir, statx};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, chmod, mkdir, open, openat, readlink, rmdir, statx,
+};
 use rustix::io::Errno;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, mount_bind, mount_change,
@@ -24,14 +27,15 @@ use super::{Access, Device, FuseOptions, Host, HostError, MountTable, Probe};
 /// What every mount of ours has: a bucket holds no device files and no programs that change the user.
 const FLAGS: MountFlags = MountFlags::NODEV.union(MountFlags::NOSUID).union(MountFlags::NOATIME);
 
-/// The table of a busy node changes often, but not each time for the fraction of a millisecond in which it is read.
-const TABLE_ATTEMPTS: u32 = 50;
+/// How often the mount table is read anew because it changed meanwhile. After that the last text is taken as it is: since
+/// Linux 5.8 it has every mount that stayed where it was, and the others were about to change anyway.
+const TABLE_ATTEMPTS: u32 = 20;
 
 /// Where the kernel shows one directory per FUSE connection, if somebody mounted `fusectl` there. Containers often
 /// have none.
 const FUSE_CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// The machine itself. Needs root, `/proc` and Linux 5.2.
+/// The machine itself. Needs root, `/proc` and Linux 5.8.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     prober: Prober,
@@ -73,21 +77,16 @@ impl Host for Kernel {
             // The text comes page by page, and a mount may come or go between two pages. The kernel counts changes,
             // and reports one here if the count is not what it was at open or at the last question.
             if !has_changed(&file).map_err(failed)? {
-                return MountTable::parse(&text).map_err(|cause| HostError::OddTable { cause });
+                break;
             }
         }
-        Err(HostError::TableUnstable { attempts: TABLE_ATTEMPTS })
+        MountTable::parse(&text).map_err(|cause| HostError::OddTable { cause })
     }
 
     /// Only the directory above is walked to, and our mounts are never inside one another.
     fn resolve(&self, path: &Path) -> Result<PathBuf, HostError> {
         let failed = |cause: io::Error| HostError::Resolve { path: path.to_owned(), cause };
-        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(failed(io::ErrorKind::InvalidFilename.into()));
-        };
-        let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let parent = open(parent, flags, Mode::empty()).map_err(|it| failed(it.into()))?;
+        let (parent, name) = open_parent(path).map_err(failed)?;
         Ok(location(&parent).map_err(failed)?.join(name))
     }
 
@@ -95,7 +94,7 @@ impl Host for Kernel {
     fn mount_fuse(&self, at: &Path, options: &FuseOptions) -> Result<OwnedFd, HostError> {
         let FuseOptions { access, allow_other } = *options;
         let failed = |cause: io::Error| HostError::MountFuse { at: at.to_owned(), cause };
-        let directory = self.open_vacant(at)?;
+        let directory = open_vacant(at)?;
         let fuse = open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
             .map_err(|it| HostError::OpenFuse { cause: it.into() })?;
 
@@ -115,7 +114,7 @@ impl Host for Kernel {
     fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError> {
         let failed =
             |cause: io::Error| HostError::Bind { source_path: source.to_owned(), target: target.to_owned(), cause };
-        let directory = self.open_vacant(target)?;
+        let directory = open_vacant(target)?;
         let tree = match access {
             Access::ReadOnly => read_only_copy(source).map_err(failed)?,
             Access::ReadWrite => copy(source).map_err(|it| failed(it.into()))?,
@@ -198,22 +197,6 @@ impl Kernel {
             Err(_) => Ok(false),
         }
     }
-
-    /// A directory to mount on. What is mounted there already would only be hidden, so it is refused.
-    fn open_vacant(&self, path: &Path) -> Result<OwnedFd, HostError> {
-        let failed = |cause: io::Error| HostError::OpenDirectory { path: path.to_owned(), cause };
-        let directory = open_directory(path).map_err(|it| failed(it.into()))?;
-        let mount = mount_id(&directory).map_err(failed)?;
-        let table = self.mount_table()?;
-        let is_occupied = match table.with_id(mount) {
-            Some(mount) => mount.at == location(&directory).map_err(failed)?,
-            None => false,
-        };
-        if is_occupied {
-            return Err(HostError::Occupied { at: path.to_owned() });
-        }
-        Ok(directory)
-    }
 }
 
 fn has_changed(table: &File) -> io::Result<bool> {
@@ -228,16 +211,36 @@ fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
     open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
+/// A directory to mount on. What is mounted there already would only be hidden, so it is refused.
+fn open_vacant(path: &Path) -> Result<OwnedFd, HostError> {
+    let failed = |cause: io::Error| HostError::OpenDirectory { path: path.to_owned(), cause };
+    let (parent, name) = open_parent(path).map_err(failed)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = openat(&parent, name, flags, Mode::empty()).map_err(|it| failed(it.into()))?;
+    // A directory belongs to the same mount as the one above it, unless something is mounted on it.
+    if mount_id(&directory).map_err(failed)? != mount_id(&parent).map_err(failed)? {
+        return Err(HostError::Occupied { at: path.to_owned() });
+    }
+    Ok(directory)
+}
+
+/// The directory above a path, links in it followed, and the last component.
+fn open_parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    };
+    let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+    Ok((open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?, name))
+}
+
 /// A path which leads to what the descriptor refers to, however often the real path changes its meaning meanwhile.
 pub(super) fn by_descriptor(descriptor: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }
 
 fn location(descriptor: impl AsFd) -> io::Result<PathBuf> {
-    use std::os::unix::ffi::OsStringExt as _;
-
     let path = readlink(by_descriptor(descriptor), Vec::new())?;
-    Ok(PathBuf::from(std::ffi::OsString::from_vec(path.into_bytes())))
+    Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
 }
 
 /// Which mount a descriptor refers to. `/proc` knows that without asking the file system.

@@ -100,9 +100,6 @@ pub enum HostError {
         cause: io::Error,
     },
 
-    #[error("the mount table changed during each of {attempts} attempts to read it")]
-    TableUnstable { attempts: u32 },
-
     #[error("the mount table has a line that cannot be understood")]
     OddTable {
         #[source]

@@ -15,9 +15,9 @@ use rustix::io::Errno;
 
 use super::{Device, Probe};
 
-/// How many questions may be unanswered at the same time. A node with more hung mounts than this waits for a free
-/// thread; the number only has to keep a broken node from collecting threads without limit.
-const THREADS: usize = 64;
+/// How many questions may be unanswered at the same time: one for each volume of a crowded node whose engines all hang,
+/// or start, at once. Beyond, a question waits for a free thread; a broken node does not collect them without limit.
+const THREADS: usize = 512;
 
 /// statx needs next to no stack.
 const STACK_BYTES: usize = 64 * 1024;

@@ -80,10 +80,6 @@ impl MountTable {
     pub fn beneath<'a>(&'a self, directory: &Path) -> impl Iterator<Item = &'a Mount> {
         self.mounts.iter().filter(move |it| it.at != directory && it.at.starts_with(directory))
     }
-
-    pub(super) fn with_id(&self, id: u64) -> Option<&Mount> {
-        self.mounts.iter().find(|it| it.id == id)
-    }
 }
 
 impl FromIterator<Mount> for MountTable {

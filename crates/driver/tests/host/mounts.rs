@@ -110,6 +110,8 @@ fn an_abort_finds_a_mount_point_that_is_not_hidden_and_says_when_there_is_none()
         let (source, target) = (world.directory("source"), world.directory("target"));
         let descriptor = world.kernel.mount_fuse(&source, &WRITABLE).unwrap();
         let device = world.device(&source);
+        // What is mounted on it below must not appear on its bind as well.
+        mount_change(&source, MountPropagationFlags::PRIVATE).unwrap();
         mount("tmpfs", &source, "tmpfs", MountFlags::empty(), None).unwrap();
         assert!(matches!(world.kernel.abort(device), Err(HostError::AbortHidden { .. })));
         assert_eq!(world.mounted_at(&source).kind, "tmpfs");
