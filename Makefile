@@ -23,7 +23,7 @@ ISOLATED := scripts/isolated.sh
 
 # Which test program belongs to which stage. The architecture test fails when one of them is in no list.
 UNIT_TESTS := generated mounter
-NODE_TESTS := host
+NODE_TESTS := fixture host
 ENGINE_TESTS := conformance
 SANITY_TESTS :=
 ARCHITECTURE_TESTS := architecture
