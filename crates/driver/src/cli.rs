@@ -16,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::csi::server::{Endpoint, Server};
 use crate::host::Kernel;
 use crate::node::locks::Locks;
+use crate::node::steps::{Step, Steps};
 use crate::node::strategies::daemon::Daemon;
 use crate::node::{Layout, Node};
 
@@ -73,7 +74,7 @@ struct NodeArgs {
     kubelet_endpoint: Option<PathBuf>,
 
     /// Name of this node in Kubernetes.
-    #[arg(long, env = "CSI_NODE_NAME", value_name = "NAME")]
+    #[arg(long, env = "CSI_NODE_NAME", value_name = "NAME", default_value = "", hide_default_value = true)]
     node_id: String,
 
     /// Name of the driver; labels, annotations and paths derive from it.
@@ -123,6 +124,10 @@ struct NodeArgs {
     /// Verbosity; from 4 on debug messages are shown.
     #[arg(long, short, value_name = "LEVEL", default_value_t = 2)]
     v: u8,
+
+    /// For tests of crashes: end right after this step of the first call that gets there.
+    #[arg(long, hide = true, value_enum, value_name = "STEP")]
+    stop_after: Option<Step>,
 }
 
 impl Cli {
@@ -160,6 +165,7 @@ impl NodeArgs {
             kubernetes_version,
             log_format,
             v,
+            stop_after,
         } = self;
         start_log(log_format, v);
 
@@ -184,6 +190,7 @@ impl NodeArgs {
                 kubernetes_version,
                 node: node_id.clone(),
                 locks: Locks::default(),
+                steps: Steps::stop_after(stop_after),
             },
         };
         let server = Server {

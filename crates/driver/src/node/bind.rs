@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use s3csi_core::publish::Access;
 
 use super::error::{PublishError, UnpublishError};
+use super::steps::{Step, Steps};
 use crate::host::{Device, Host, HostError, Mount, Probe};
 
 /// The source has just answered, so its bind does, too.
@@ -57,7 +58,7 @@ fn answers(host: &dyn Host, device: Device, target: &Path, deadline: Instant) ->
 }
 
 /// Every mount of ours at the target is gone. Works on dead and hung ones, too: nothing here asks the engine.
-pub fn remove(host: &dyn Host, target: &Path) -> Result<(), UnpublishError> {
+pub fn remove(host: &dyn Host, target: &Path, steps: Steps) -> Result<(), UnpublishError> {
     loop {
         let table = host.mount_table().map_err(|cause| UnpublishError::Look { cause })?;
         let Some(mount) = table.at(target) else { break };
@@ -70,7 +71,10 @@ pub fn remove(host: &dyn Host, target: &Path) -> Result<(), UnpublishError> {
             Err(cause) => return Err(UnpublishError::Unmount { target: target.to_owned(), cause }),
         }
     }
-    host.remove_directory(target).map_err(|cause| UnpublishError::Remove { path: target.to_owned(), cause })
+    steps.done(Step::Unbound);
+    host.remove_directory(target).map_err(|cause| UnpublishError::Remove { path: target.to_owned(), cause })?;
+    steps.done(Step::TargetRemoved);
+    Ok(())
 }
 
 /// A target with open files: somebody else on this host uses it. Alive, that is an error they can end; dead, nobody

@@ -5,6 +5,7 @@ pub mod error;
 pub mod life_line;
 pub mod locks;
 pub mod source;
+pub mod steps;
 pub mod strategies;
 
 use std::path::{Path, PathBuf};

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use s3csi_mounter::handoff::{self, Answer, MountRequest, SendError};
 
 use super::life_line::{self, News};
+use super::steps::{Step, Steps};
 use crate::host::{Beneath, Device, FilesError, FuseOptions, Host, HostError, Mount, MountTable, Probe};
 
 /// A healthy engine answers for its root at once and without S3; only a frozen one, or a node without CPU, takes longer.
@@ -39,6 +40,7 @@ pub struct Source {
     pub mounter: Beneath,
     /// Directory in which the mounter leaves `mount.err`.
     pub words: Beneath,
+    pub steps: Steps,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -89,9 +91,11 @@ pub fn ensure(host: &Arc<dyn Host>, source: &Source, deadline: Instant) -> Resul
         .map_err(|cause| SourceError::Directory { path: source.path.clone(), cause })?;
     // Connected before mounted: a FUSE mount that nobody serves blocks whoever looks at it.
     let connection = connect(source, deadline)?;
+    source.steps.done(Step::Connected);
     let fuse = host
         .mount_fuse(&source.path, &source.options)
         .map_err(|cause| SourceError::Mount { path: source.path.clone(), cause })?;
+    source.steps.done(Step::FuseMounted);
     let outcome = serve(host, source, connection, fuse, deadline);
     if outcome.is_err()
         && let Err(error) = clear(host.as_ref(), &source.path)
@@ -174,6 +178,7 @@ fn serve(
         .map_err(|cause| SourceError::HandOver { cause })?;
     // Our copy must go: with it the connection would outlive a dead engine, and whoever uses it would hang.
     drop(fuse);
+    source.steps.done(Step::HandedOver);
 
     let (events, received) = mpsc::channel();
     let spawned = life_line::watch(source.name.clone(), connection, events.clone(), Event::News).and_then(|()| {

@@ -18,6 +18,7 @@ use crate::host::{Beneath, FuseOptions, Host};
 use crate::node::error::{PublishError, UnpublishError};
 use crate::node::locks::Locks;
 use crate::node::source::{self, Source};
+use crate::node::steps::{Step, Steps};
 use crate::node::{bind, life_line};
 
 /// The mounter writes `mount.err` into a source's directory; others see nothing of it.
@@ -37,6 +38,7 @@ pub struct Daemon {
     pub kubernetes_version: Option<String>,
     /// One change per source at a time.
     pub locks: Locks,
+    pub steps: Steps,
 }
 
 impl Daemon {
@@ -47,36 +49,53 @@ impl Daemon {
             Identity::Driver => self.driver_keys.as_ref().ok_or_else(|| PublishError::NoDriverKeys { bucket: bucket() })?,
         };
         let name = publish.sharing_key(&self.node).name();
+        // Wrong options are refused before anything is made for them.
+        let request = self.request(publish, &name)?;
         let busy = || PublishError::SourceBusy { bucket: bucket() };
         let _held = self.locks.lock(&name, deadline).ok_or_else(busy)?;
+        self.steps.done(Step::Locked);
+        let outcome = self.ensure(publish, keys, &name, request, deadline);
+        match &outcome {
+            Ok(()) => self.steps.done(Step::Bound),
+            Err(_) => self.tidy(&name),
+        }
+        outcome
+    }
 
+    /// Credentials, source and bind, each looked at first. The caller holds the source's lock and tidies up after an error.
+    fn ensure(
+        &self,
+        publish: &Publish,
+        keys: &Keys,
+        name: &str,
+        request: MountRequest,
+        deadline: Instant,
+    ) -> Result<(), PublishError> {
+        let bucket = || publish.bucket.to_string();
         let unusable =
             |cause| PublishError::MounterDirectory { bucket: bucket(), directory: self.mounter_dir.clone(), cause };
         let mounter = Beneath::open(&self.mounter_dir).map_err(unusable)?;
         let group = mounter.group().map_err(unusable)?;
-        let place = mounter.make_directory(&name, PLACE_MODE, Some(group)).map_err(unusable)?;
-        credentials::ensure(&place, keys, group).map_err(|cause| PublishError::Credentials { bucket: bucket(), cause })?;
+        let place = mounter.make_directory(name, PLACE_MODE, Some(group)).map_err(unusable)?;
+        self.steps.done(Step::PlaceMade);
+        credentials::ensure(&place, keys, group)
+            .map_err(|cause| PublishError::Credentials { bucket: bucket(), cause })?;
+        self.steps.done(Step::CredentialsWritten);
 
         let source = Source {
-            path: self.sources.join(&name),
+            path: self.sources.join(name),
             options: fuse_options(publish),
-            request: self.request(publish, &name)?,
+            request,
             mounter,
             words: place,
-            name,
+            steps: self.steps,
+            name: name.to_owned(),
         };
-        let served = source::ensure(&self.host, &source, deadline).map_err(|cause| PublishError::Source {
-            bucket: bucket(),
-            target: publish.target.path().to_owned(),
-            cause,
-        });
-        let outcome = served.and_then(|device| {
-            bind::ensure(self.host.as_ref(), &source.path, device, publish.target.path(), publish.access, deadline)
-        });
-        if outcome.is_err() {
-            self.tidy(&source.name);
-        }
-        outcome
+        let target = publish.target.path();
+        let device = source::ensure(&self.host, &source, deadline)
+            .map_err(|cause| PublishError::Source { bucket: bucket(), target: target.to_owned(), cause })?;
+        self.steps.done(Step::Served);
+        bind::ensure(self.host.as_ref(), &source.path, device, target, publish.access, deadline)
     }
 
     /// What the mounter is told.
@@ -115,11 +134,12 @@ impl Daemon {
             Some(name) => {
                 let busy = || UnpublishError::SourceBusy { target: target.clone() };
                 let _held = self.locks.lock(&name, deadline).ok_or_else(busy)?;
-                bind::remove(host, target)?;
+                self.steps.done(Step::Locked);
+                bind::remove(host, target, self.steps)?;
                 self.retire(&name, deadline)?;
             }
             // Not mounted, or mounted from a source that is gone already.
-            None => bind::remove(host, target)?,
+            None => bind::remove(host, target, self.steps)?,
         }
         self.sweep();
         Ok(())
@@ -135,12 +155,17 @@ impl Daemon {
             }
             source::unmount(self.host.as_ref(), &path)
                 .map_err(|cause| UnpublishError::Unmount { target: path.clone(), cause })?;
+            self.steps.done(Step::SourceUnmounted);
         }
         self.host.remove_directory(&path).map_err(|cause| UnpublishError::Remove { path: path.clone(), cause })?;
+        self.steps.done(Step::SourceRemoved);
         let forget = |cause| UnpublishError::Forget { source_name: name.to_owned(), cause };
         let Ok(mounter) = Beneath::open(&self.mounter_dir) else { return Ok(()) };
         life_line::end(&mounter, name, deadline);
-        mounter.remove_tree(name).map_err(forget)
+        self.steps.done(Step::EngineEnded);
+        mounter.remove_tree(name).map_err(forget)?;
+        self.steps.done(Step::CredentialsRemoved);
+        Ok(())
     }
 
     /// After a failed publish: what was made for a source that nobody uses goes away again. The caller holds its lock.
