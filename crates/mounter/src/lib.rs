@@ -3,7 +3,21 @@
 //! [`handoff`] is both ends of the protocol and the only part the node uses; the rest is the program `s3csi-mounter`.
 #![forbid(unsafe_code)]
 
+mod cache;
+mod connection;
+mod directory;
+mod engine;
 pub mod handoff;
+mod launch;
+pub mod log;
+mod output;
+mod serve;
+mod slots;
+mod socket;
+mod wake;
+
+pub use serve::{ServeError, Settings, serve};
+pub use wake::{Wake, WakeError};
 
 /// The socket in the mounter's directory that takes mount requests.
 pub const SOCKET: &str = "mount.sock";

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-/// No answer is longer on the wire, so a reader may stop there. A bounded tail of an engine's stderr takes up to six bytes
-/// per byte when it is escaped.
-pub const MAX_ANSWER_BYTES: usize = 128 * 1024;
+/// No answer is longer on the wire, so a reader may stop there. Quoted words are bounded, and escaping them at most doubles
+/// their length, because they contain no control characters that need more.
+pub const MAX_ANSWER_BYTES: usize = 40 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "lowercase")]
@@ -13,7 +13,8 @@ pub enum Answer {
     Ready,
     /// There will be no mount; mostly the engine's own words.
     Failed { error: String },
-    /// The engine has ended after it was ready, or was asked to end before. Code and signal exclude each other.
+    /// The engine has ended: after it was ready, or in peace before. Code and signal exclude each other. Also the answer to a
+    /// request to stop, when no engine is left.
     Exited {
         code: Option<i32>,
         signal: Option<i32>,
@@ -56,12 +57,13 @@ mod tests {
         check(&exited, r#"{"answer":"exited","code":null,"signal":9,"error":""}"#);
         let exited = Answer::Exited { code: Some(0), signal: None, error: "x".into() };
         check(&exited, r#"{"answer":"exited","code":0,"signal":null,"error":"x"}"#);
+    }
 
-        fn check(answer: &Answer, wire: &str) {
-            assert_eq!(answer.to_line(), format!("{wire}\n"));
-            assert_eq!(&Answer::from_line(wire).unwrap(), answer);
-            assert_eq!(&Answer::from_line(&answer.to_line()).unwrap(), answer);
-        }
+    #[track_caller]
+    fn check(answer: &Answer, wire: &str) {
+        assert_eq!(answer.to_line(), format!("{wire}\n"));
+        assert_eq!(&Answer::from_line(wire).unwrap(), answer);
+        assert_eq!(&Answer::from_line(&answer.to_line()).unwrap(), answer);
     }
 
     #[test]

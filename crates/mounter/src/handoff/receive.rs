@@ -13,7 +13,15 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
-use super::MountRequest;
+use super::{MountRequest, StopRequest};
+
+/// What a peer can ask for.
+#[derive(Debug)]
+pub enum Request {
+    /// The descriptor is closed on exec.
+    Mount(MountRequest, OwnedFd),
+    Stop(StopRequest),
+}
 
 /// How much a peer may send, and until when it must have ended.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +68,8 @@ pub enum ReceiveError {
     Json { problem: &'static str, line: usize, column: usize },
 }
 
-/// Takes one request up to the end of the stream, with exactly one descriptor. The descriptor is closed on exec.
-pub fn receive(stream: &UnixStream, limits: ReceiveLimits) -> Result<(MountRequest, OwnedFd), ReceiveError> {
+/// Takes one request up to the end of the stream; one for a mount must come with exactly one descriptor.
+pub fn receive(stream: &UnixStream, limits: ReceiveLimits) -> Result<Request, ReceiveError> {
     let mut message = Vec::new();
     let mut descriptors: Vec<OwnedFd> = Vec::new();
     let mut part = [0; 16 * 1024];
@@ -98,10 +106,9 @@ pub fn receive(stream: &UnixStream, limits: ReceiveLimits) -> Result<(MountReque
     if message.is_empty() && descriptors.is_empty() {
         return Err(ReceiveError::Empty);
     }
-    let request = parse(&message)?;
     match descriptors.pop() {
-        Some(fuse) => Ok((request, fuse)),
-        None => Err(ReceiveError::Descriptors { count: 0 }),
+        Some(fuse) => parse(&message).map(|request| Request::Mount(request, fuse)),
+        None => parse_without_descriptor(&message).map(Request::Stop),
     }
 }
 
@@ -119,6 +126,14 @@ fn wait_readable(stream: &UnixStream, deadline: Instant, received: usize) -> Res
             Ok(_) => return Ok(()),
             Err(cause) => return Err(ReceiveError::Receive { cause: cause.into() }),
         }
+    }
+}
+
+/// Only a request to stop has no descriptor. Anything else is described as the mount request it was probably meant to be.
+fn parse_without_descriptor(message: &[u8]) -> Result<StopRequest, ReceiveError> {
+    match serde_json::from_slice(message) {
+        Ok(request) => Ok(request),
+        Err(_) => parse(message).and(Err(ReceiveError::Descriptors { count: 0 })),
     }
 }
 

@@ -102,23 +102,28 @@ mod tests {
         check("a/b", Err(&format!("source name \"a/b\" {problem}")));
         check("a\0b", Err(&format!("source name \"a\\0b\" {problem}")));
         check("ä", Err(&format!("source name \"ä\" {problem}")));
+    }
 
-        fn check(name: &str, expected: Result<(), &str>) {
-            let result = name.parse::<SourceName>().map(|it| assert_eq!(it.as_str(), name));
-            assert_eq!(result.map_err(|it| it.to_string()), expected.map_err(str::to_owned));
-        }
+    #[track_caller]
+    fn check(name: &str, expected: Result<(), &str>) {
+        let result = name.parse::<SourceName>().map(|it| assert_eq!(it.as_str(), name));
+        assert_eq!(result.map_err(|it| it.to_string()), expected.map_err(str::to_owned));
     }
 
     #[test]
     fn requests_of_older_nodes_are_understood() {
         let expected = MountRequest { bucket_name: "b".into(), ..MountRequest::default() };
-        check(r#"{"bucketName":"b","args":null,"env":null}"#, &expected);
-        check(r#"{"bucketName":"b","unknown":{"x":[1]}}"#, &expected);
-        check(r#"{"bucketName":"b","args":["--x"],"env":[]}"#, &MountRequest { args: vec!["--x".into()], ..expected });
+        check_wire(r#"{"bucketName":"b","args":null,"env":null}"#, &expected);
+        check_wire(r#"{"bucketName":"b","unknown":{"x":[1]}}"#, &expected);
+        check_wire(
+            r#"{"bucketName":"b","args":["--x"],"env":[]}"#,
+            &MountRequest { args: vec!["--x".into()], ..expected },
+        );
+    }
 
-        fn check(wire: &str, expected: &MountRequest) {
-            assert_eq!(&serde_json::from_str::<MountRequest>(wire).unwrap(), expected);
-        }
+    #[track_caller]
+    fn check_wire(wire: &str, expected: &MountRequest) {
+        assert_eq!(&serde_json::from_str::<MountRequest>(wire).unwrap(), expected);
     }
 
     #[test]

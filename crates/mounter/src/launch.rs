@@ -1,0 +1,201 @@
+//! Checks what a request wants an engine to be run with. Decides only; nothing is started or made here.
+
+use std::path::Path;
+
+use crate::handoff::MountRequest;
+
+/// The checked command line and environment of an engine, but for what is only known when it starts.
+#[derive(PartialEq, Eq)]
+pub struct Launch {
+    bucket: String,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    wants_cache: bool,
+}
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidRequest {
+    #[error("bucket name {bucket:?} {problem}")]
+    Bucket { bucket: String, problem: &'static str },
+
+    #[error("argument {argument:?} {problem}")]
+    Argument { argument: String, problem: &'static str },
+
+    /// Never quotes the entry: it may be a key.
+    #[error("entry {number} of the environment {problem}")]
+    Environment { number: usize, problem: &'static str },
+}
+
+/// ARNs and `s3://` URIs are bucket names for the engine as well, so the limit is not that of S3.
+const MAX_BUCKET_BYTES: usize = 2048;
+
+const CACHE: &str = "--cache";
+const FOREGROUND: &str = "--foreground";
+const FOREGROUND_SHORT: &str = "-f";
+
+impl TryFrom<MountRequest> for Launch {
+    type Error = InvalidRequest;
+
+    fn try_from(request: MountRequest) -> Result<Self, Self::Error> {
+        let MountRequest { bucket_name, args, env, source: _ } = request;
+        check_bucket(&bucket_name)?;
+        for argument in &args {
+            check_argument(argument)?;
+        }
+        let env = env.iter().enumerate().map(|(index, entry)| variable(index + 1, entry)).collect::<Result<_, _>>()?;
+        let wants_cache = args.iter().any(|it| is_cache(it));
+        let is_ours = |it: &str| is_cache(it) || it == FOREGROUND || it == FOREGROUND_SHORT;
+        let mut args: Vec<String> = args.into_iter().filter(|it| !is_ours(it)).collect();
+        args.sort_unstable();
+        Ok(Self { bucket: bucket_name, args, env, wants_cache })
+    }
+}
+
+impl Launch {
+    pub fn wants_cache(&self) -> bool {
+        self.wants_cache
+    }
+
+    /// Everything after the engine's own name.
+    pub fn arguments(&self, mount_point: &str, cache: Option<&Path>) -> Vec<String> {
+        let mut args = self.args.clone();
+        if let Some(cache) = cache {
+            args.push(format!("{CACHE}={}", cache.display()));
+            args.sort_unstable();
+        }
+        let mut arguments = vec![self.bucket.clone(), mount_point.to_owned()];
+        arguments.extend(args);
+        arguments.push(FOREGROUND.to_owned());
+        arguments
+    }
+
+    pub fn environment(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.env.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+}
+
+fn check_bucket(bucket: &str) -> Result<(), InvalidRequest> {
+    let invalid = |problem| {
+        let bucket = bucket.chars().take(MAX_BUCKET_BYTES).collect();
+        Err(InvalidRequest::Bucket { bucket, problem })
+    };
+    if bucket.is_empty() {
+        return invalid("must not be empty");
+    }
+    if MAX_BUCKET_BYTES < bucket.len() {
+        return invalid("is too long");
+    }
+    if bucket.starts_with('-') {
+        return invalid("must not look like an argument");
+    }
+    if bucket.chars().any(|it| it.is_control() || it.is_whitespace()) {
+        return invalid("must not contain white space or control characters");
+    }
+    Ok(())
+}
+
+/// Bucket and mount point are the only positional arguments. Another one would be taken for them, or be an error the user
+/// cannot understand.
+fn check_argument(argument: &str) -> Result<(), InvalidRequest> {
+    let invalid = |problem| Err(InvalidRequest::Argument { argument: argument.to_owned(), problem });
+    if argument.contains('\0') {
+        return invalid("must not contain a zero byte");
+    }
+    let name = argument.split_once('=').map_or(argument, |(name, _)| name);
+    if !name.starts_with('-') {
+        return invalid("must start with a hyphen");
+    }
+    if name.trim_start_matches('-').is_empty() {
+        return invalid("must have a name");
+    }
+    Ok(())
+}
+
+fn variable(number: usize, entry: &str) -> Result<(String, String), InvalidRequest> {
+    let invalid = |problem| InvalidRequest::Environment { number, problem };
+    let (name, value) = entry.split_once('=').ok_or_else(|| invalid("has no equals sign"))?;
+    if name.is_empty() {
+        return Err(invalid("has no name"));
+    }
+    if entry.contains('\0') {
+        return Err(invalid("must not contain a zero byte"));
+    }
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+fn is_cache(argument: &str) -> bool {
+    argument.strip_prefix(CACHE).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_are_sorted_and_end_with_foreground() {
+        check(&[], None, &["b", "/dev/fd/7", "--foreground"]);
+        check(
+            &["-d", "--sse=aws:kms", "--sse-kms-key-id=x", "--prefix=a b=c/"],
+            None,
+            &["b", "/dev/fd/7", "--prefix=a b=c/", "--sse-kms-key-id=x", "--sse=aws:kms", "-d", "--foreground"],
+        );
+        check(&["--foreground", "-f", "--foreground"], None, &["b", "/dev/fd/7", "--foreground"]);
+    }
+
+    #[test]
+    fn the_path_of_the_cache_is_ours() {
+        let expected = ["b", "/dev/fd/7", "--cache-block-size=1", "--cache=/c/1", "--foreground"];
+        for cache in ["--cache", "--cache=/etc", "--cache="] {
+            check(&["--cache-block-size=1", cache, "--cache=/usr"], Some("/c/1"), &expected);
+        }
+    }
+
+    #[track_caller]
+    fn check(args: &[&str], cache: Option<&str>, expected: &[&str]) {
+        let launch = Launch::try_from(request("b", args, &[])).unwrap();
+        assert_eq!(launch.wants_cache(), cache.is_some());
+        assert_eq!(launch.arguments("/dev/fd/7", cache.map(Path::new)), expected);
+    }
+
+    #[test]
+    fn refused_requests() {
+        refuse("", &[], &[], "bucket name \"\" must not be empty");
+        refuse("-x", &[], &[], "bucket name \"-x\" must not look like an argument");
+        refuse("a b", &[], &[], "bucket name \"a b\" must not contain white space or control characters");
+        refuse("a\0", &[], &[], "bucket name \"a\\0\" must not contain white space or control characters");
+        refuse("b", &["/etc"], &[], "argument \"/etc\" must start with a hyphen");
+        refuse("b", &[""], &[], "argument \"\" must start with a hyphen");
+        refuse("b", &["--region", "x"], &[], "argument \"x\" must start with a hyphen");
+        for nameless in ["-", "--", "---", "--=x"] {
+            refuse("b", &[nameless], &[], &format!("argument {nameless:?} must have a name"));
+        }
+        refuse("b", &["--a\0"], &[], "argument \"--a\\0\" must not contain a zero byte");
+        refuse("b", &[], &["A=b", "hunter2"], "entry 2 of the environment has no equals sign");
+        refuse("b", &[], &["=hunter2"], "entry 1 of the environment has no name");
+        refuse("b", &[], &["A=hunter2\0"], "entry 1 of the environment must not contain a zero byte");
+    }
+
+    #[track_caller]
+    fn refuse(bucket: &str, args: &[&str], env: &[&str], expected: &str) {
+        let Err(error) = Launch::try_from(request(bucket, args, env)) else { panic!("{bucket:?} was accepted") };
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn every_kind_of_bucket_name_is_the_engines_business() {
+        for bucket in ["logs", "s3://logs/prefix/", "arn:aws:s3:eu-west-1:1:accesspoint/x"] {
+            assert_eq!(Launch::try_from(request(bucket, &[], &[])).ok().unwrap().arguments("x", None)[0], bucket);
+        }
+    }
+
+    #[test]
+    fn values_of_the_environment_may_contain_equals_signs() {
+        let launch = Launch::try_from(request("b", &[], &["A=b=c", "D="])).ok().unwrap();
+        assert_eq!(launch.environment().collect::<Vec<_>>(), [("A", "b=c"), ("D", "")]);
+    }
+
+    fn request(bucket: &str, args: &[&str], env: &[&str]) -> MountRequest {
+        let owned = |list: &[&str]| list.iter().map(|&it| it.to_owned()).collect();
+        MountRequest { bucket_name: bucket.to_owned(), args: owned(args), env: owned(env), source: None }
+    }
+}
