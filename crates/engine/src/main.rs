@@ -1,1 +1,63 @@
-fn main() {}
+//! `mount-s3`: serves one S3 bucket as a FUSE file system. This file only connects the command line with the engine.
+
+mod background;
+mod cli;
+mod client;
+mod connect;
+mod engine;
+mod front;
+mod logging;
+mod probe;
+mod session;
+
+use std::error::Error;
+use std::process::exit;
+
+use cli::{Arguments, Environment, Refusal};
+
+fn main() {
+    // Not by returning: the S3 client library has threads that may wait for a server for minutes, and are not waited for.
+    exit(match run() {
+        Ok(()) => 0,
+        Err(line) => {
+            eprintln!("mount-s3: {line}");
+            1
+        }
+    });
+}
+
+/// An error is one line, for people and for supervisors that show the last line of the log.
+fn run() -> Result<(), String> {
+    let arguments = match Arguments::parse_from_command_line(std::env::args_os()) {
+        Ok(arguments) => arguments,
+        Err(Refusal::Asked(text)) => {
+            print!("{text}");
+            return Ok(());
+        }
+        Err(Refusal::Wrong(line)) => return Err(line),
+    };
+    let environment = Environment::read()?;
+    if arguments.foreground || environment.is_background_child {
+        return engine::run(&arguments, &environment).map_err(|error| chain(&error));
+    }
+    println!("{}", background::start().map_err(|error| chain(&error))?);
+    Ok(())
+}
+
+/// The error and all its causes. Libraries like to repeat a cause in their own words; one time is enough.
+fn chain(error: &dyn Error) -> String {
+    let mut line = String::new();
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        next = cause.source();
+        let words = cause.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+        if line.ends_with(&words) {
+            continue;
+        }
+        if !line.is_empty() {
+            line.push_str(": ");
+        }
+        line.push_str(&words);
+    }
+    line
+}

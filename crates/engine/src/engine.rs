@@ -1,0 +1,266 @@
+//! Puts the parts together: client, file system, front, session; then serves until the end.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mountpoint_s3_client::ObjectClient;
+use mountpoint_s3_fs::content_type::ContentTypeDetection;
+use mountpoint_s3_fs::data_cache::{
+    CacheLimit, DiskDataCache, DiskDataCacheConfig, ExpressDataCache, ExpressDataCacheConfig, ManagedCacheDir,
+    MultilevelDataCache,
+};
+use mountpoint_s3_fs::fs::{CacheConfig, TimeToLive, UploadChecksumAlgorithm};
+use mountpoint_s3_fs::memory::PagedPool;
+use mountpoint_s3_fs::metrics::{self, MetricsConfig, OtlpConfig};
+use mountpoint_s3_fs::prefetch::{Prefetcher, PrefetcherBuilder};
+use mountpoint_s3_fs::s3::{S3Path, S3Personality};
+use mountpoint_s3_fs::{Runtime, S3Filesystem, S3FilesystemConfig, ServerSideEncryption, Superblock, SuperblockConfig};
+
+use crate::cli::{Arguments, BucketType, Environment, RenameMode, UploadChecksums};
+use crate::client::{MemoryBudget, Moves, StoreClient};
+use crate::connect::{self, ConnectError};
+use crate::front::{AfterMove, Front, Observed};
+use crate::session::{self, Access, MountError, MountOptions, SessionError};
+use crate::{background, logging};
+
+/// Attributes are believed this long when data is cached: without it, every read would ask the server first.
+const METADATA_TTL_WITH_CACHE: Duration = Duration::from_secs(60);
+const CACHE_BLOCK: u64 = 1 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    #[error("cannot log")]
+    Logging(#[source] logging::LoggingError),
+
+    #[error("cannot collect metrics")]
+    Metrics {
+        #[source]
+        cause: anyhow::Error,
+    },
+
+    #[error("{0}")]
+    Bucket(String),
+
+    #[error(transparent)]
+    MountPoint(MountError),
+
+    #[error("cannot mount bucket {bucket:?}")]
+    Connect {
+        bucket: String,
+        #[source]
+        cause: ConnectError,
+    },
+
+    #[error("the cache directory {path:?} cannot be used")]
+    Cache {
+        path: PathBuf,
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    #[error("the shared cache in bucket {bucket:?} cannot be used")]
+    SharedCache {
+        bucket: String,
+        #[source]
+        cause: Box<dyn std::error::Error + Send + Sync>,
+    },
+
+    #[error("cannot serve the mount point")]
+    Session(#[source] SessionError),
+
+    #[error("cannot write the process id to {path:?}")]
+    PidFile {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+
+    #[error("cannot report that the mount works")]
+    Report {
+        #[source]
+        cause: io::Error,
+    },
+
+    #[error("the mount ended badly")]
+    Ended {
+        #[source]
+        cause: anyhow::Error,
+    },
+}
+
+/// Mounts, says so, and serves until the mount or the process is ended.
+pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), EngineError> {
+    let witness = logging::start(arguments, environment).map_err(EngineError::Logging)?;
+    let _metrics = metrics::install(metrics_config(arguments)).map_err(|cause| EngineError::Metrics { cause })?;
+    let path = arguments.s3_path().map_err(EngineError::Bucket)?;
+    let mount_point = session::mount_point(arguments).map_err(EngineError::MountPoint)?;
+
+    let connected = connect::connect(arguments, environment, &path, &witness)
+        .map_err(|cause| EngineError::Connect { bucket: path.bucket.to_string(), cause })?;
+    let runtime = Runtime::new(connected.client.event_loop_group());
+    let personality = personality(arguments, &path, &connected.client);
+    let moves = moves(arguments.rename_mode, personality);
+    let after_move = if matches!(moves, Moves::Copy(_)) { AfterMove::LookAgain } else { AfterMove::Nothing };
+    let client = StoreClient {
+        inner: connected.client,
+        moves: Arc::new(moves),
+        buffers: MemoryBudget::within_target(connected.memory_target),
+    };
+
+    let cache_directory = cache_directory(arguments, environment)?;
+    let prefetcher = prefetcher(arguments, &path, &client, &runtime, &connected.pool, cache_directory.as_ref())?;
+    let config = file_system_config(arguments, personality);
+    let superblock_config = SuperblockConfig { cache_config: config.cache_config.clone(), s3_personality: personality };
+    let superblock = Observed(Superblock::new(client.clone(), path, superblock_config));
+    let files = S3Filesystem::new(client, prefetcher, connected.pool, runtime, superblock, config);
+
+    let options = MountOptions {
+        access: Access::of(arguments),
+        is_read_only: arguments.read_only,
+        unmounts_itself: arguments.auto_unmount,
+    };
+    let most_threads = usize::try_from(arguments.max_threads).unwrap_or(usize::MAX);
+    let (session, _stop) = session::start(Front::new(files, after_move), mount_point, &options, most_threads)
+        .map_err(EngineError::Session)?;
+    report(arguments, environment)?;
+    session.join().map_err(|cause| EngineError::Ended { cause })?;
+    drop(cache_directory);
+    tracing::info!("the mount ended");
+    Ok(())
+}
+
+/// Supervisors wait for this line.
+fn report(arguments: &Arguments, environment: &Environment) -> Result<(), EngineError> {
+    if let Some(path) = &environment.pid_file {
+        std::fs::write(path, std::process::id().to_string())
+            .map_err(|cause| EngineError::PidFile { path: path.clone(), cause })?;
+    }
+    let line = format!("{} is mounted at {}\n", arguments.bucket, arguments.mount_point.display());
+    let mut output = io::stdout().lock();
+    output.write_all(line.as_bytes()).and_then(|()| output.flush()).map_err(|cause| EngineError::Report { cause })?;
+    if environment.is_background_child {
+        background::detach_streams().map_err(|cause| EngineError::Report { cause })?;
+    }
+    Ok(())
+}
+
+fn metrics_config(arguments: &Arguments) -> Option<MetricsConfig> {
+    let endpoint = arguments.otlp_endpoint.as_deref()?;
+    let config = OtlpConfig::new(endpoint);
+    Some(MetricsConfig::Otlp(match arguments.otlp_export_interval {
+        Some(seconds) => config.with_interval_secs(seconds),
+        None => config,
+    }))
+}
+
+fn personality(arguments: &Arguments, path: &S3Path, client: &mountpoint_s3_client::S3CrtClient) -> S3Personality {
+    match arguments.bucket_type {
+        Some(BucketType::GeneralPurpose) => S3Personality::Standard,
+        Some(BucketType::Directory) => S3Personality::ExpressOneZone,
+        None => S3Personality::infer_from_bucket(&path.bucket, &client.endpoint_config()),
+    }
+}
+
+fn moves(mode: RenameMode, personality: S3Personality) -> Moves {
+    match mode {
+        RenameMode::Native => Moves::Native,
+        RenameMode::Off => Moves::Refused,
+        RenameMode::Auto if personality.supports_rename_object() => Moves::Native,
+        RenameMode::Auto | RenameMode::Copy => Moves::by_copy(),
+    }
+}
+
+fn file_system_config(arguments: &Arguments, personality: S3Personality) -> S3FilesystemConfig {
+    let usual = S3FilesystemConfig::default();
+    let has_cache = arguments.cache.is_some() || arguments.cache_xz.is_some();
+    let usual_ttl = if has_cache { TimeToLive::Duration(METADATA_TTL_WITH_CACHE) } else { TimeToLive::Minimal };
+    let mut cache_config = CacheConfig::new(arguments.metadata_ttl.unwrap_or(usual_ttl));
+    if let Some(ttl) = arguments.negative_metadata_ttl {
+        cache_config = cache_config.with_negative_metadata_ttl(ttl);
+    }
+    S3FilesystemConfig {
+        cache_config,
+        uid: arguments.uid.unwrap_or(usual.uid),
+        gid: arguments.gid.unwrap_or(usual.gid),
+        dir_mode: arguments.dir_mode.unwrap_or(usual.dir_mode),
+        file_mode: arguments.file_mode.unwrap_or(usual.file_mode),
+        allow_delete: arguments.allow_delete,
+        allow_overwrite: arguments.allow_overwrite,
+        incremental_upload: arguments.incremental_upload,
+        storage_class: arguments.storage_class.clone(),
+        s3_personality: personality,
+        server_side_encryption: ServerSideEncryption::new(arguments.sse.clone(), arguments.sse_kms_key_id.clone()),
+        upload_checksum_algorithm: match arguments.upload_checksums {
+            Some(UploadChecksums::Crc32c) => Some(UploadChecksumAlgorithm::Crc32c),
+            Some(UploadChecksums::Crc64nvme) => Some(UploadChecksumAlgorithm::Crc64nvme),
+            Some(UploadChecksums::Off) => None,
+            None => personality.supports_additional_checksums().then_some(UploadChecksumAlgorithm::Crc32c),
+        },
+        content_type_detection: if arguments.infer_content_type {
+            ContentTypeDetection::Auto
+        } else {
+            ContentTypeDetection::Disabled
+        },
+        read_only: arguments.read_only,
+        ..usual
+    }
+}
+
+/// The library empties the directory now and when the returned value is dropped.
+fn cache_directory(arguments: &Arguments, environment: &Environment) -> Result<Option<ManagedCacheDir>, EngineError> {
+    let Some(path) = &arguments.cache else { return Ok(None) };
+    ManagedCacheDir::new_from_parent_with_cache_key(path, environment.cache_key.as_deref(), !environment.keeps_cache)
+        .map(Some)
+        .map_err(|cause| EngineError::Cache { path: path.clone(), cause: Box::new(cause) })
+}
+
+/// What reads ahead of the application: from the server, through a disk cache, a shared cache or both.
+fn prefetcher<C>(
+    arguments: &Arguments,
+    path: &S3Path,
+    client: &C,
+    runtime: &Runtime,
+    pool: &PagedPool,
+    cache_directory: Option<&ManagedCacheDir>,
+) -> Result<PrefetcherBuilder<C>, EngineError>
+where
+    C: ObjectClient + Clone + Send + Sync + 'static,
+{
+    let disk = cache_directory.map(|directory| {
+        let mebibytes = arguments.max_cache_size.map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+        let limit = mebibytes
+            .map_or_else(CacheLimit::default, |it| CacheLimit::TotalSize { max_size: it.saturating_mul(1 << 20) });
+        let config = DiskDataCacheConfig { cache_directory: directory.as_path_buf(), block_size: CACHE_BLOCK, limit };
+        DiskDataCache::new(config, pool.clone())
+    });
+    let shared =
+        arguments.cache_xz.as_deref().map(|bucket| shared_cache(arguments, path, client, bucket)).transpose()?;
+    let client = client.clone();
+    Ok(match (disk, shared) {
+        (None, None) => Prefetcher::default_builder(client),
+        (Some(disk), None) => Prefetcher::caching_builder(disk, client),
+        (None, Some(shared)) => Prefetcher::caching_builder(shared, client),
+        (Some(disk), Some(shared)) => {
+            Prefetcher::caching_builder(MultilevelDataCache::new(Arc::new(disk), shared, runtime.clone()), client)
+        }
+    })
+}
+
+fn shared_cache<C>(
+    arguments: &Arguments,
+    path: &S3Path,
+    client: &C,
+    bucket: &str,
+) -> Result<ExpressDataCache<C>, EngineError>
+where
+    C: ObjectClient + Clone + Send + Sync + 'static,
+{
+    let encryption = ServerSideEncryption::new(arguments.sse.clone(), arguments.sse_kms_key_id.clone());
+    let config = ExpressDataCacheConfig::new(bucket, &path.bucket).sse(encryption);
+    let cache = ExpressDataCache::new(client.clone(), config);
+    futures::executor::block_on(cache.verify_cache_valid())
+        .map_err(|cause| EngineError::SharedCache { bucket: bucket.to_owned(), cause: Box::new(cause) })?;
+    Ok(cache)
+}

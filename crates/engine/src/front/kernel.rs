@@ -1,0 +1,241 @@
+//! The requests of the kernel, one by one: each calls the front and answers. Failures are logged here, and only here.
+//! Whatever is missing (links, attributes, locks) is answered "not supported" by the FUSE library.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::SystemTime;
+
+use fuser::{
+    FileAttr, Filesystem, KernelConfig, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow,
+};
+use futures::executor::block_on;
+use mountpoint_s3_client::ObjectClient;
+use time::OffsetDateTime;
+
+use super::listing::Detail;
+use super::{Failure, Front, Outcome};
+
+/// Answers with the value, or with the error after it was logged.
+macro_rules! answer {
+    ($front:expr, $operation:literal, $node:expr, $reply:expr, $outcome:expr, $value:pat => $success:expr) => {
+        match $outcome {
+            Ok($value) => $success,
+            Err(failure) => {
+                $front.log($operation, $node, None, &failure);
+                $reply.error(failure.errno);
+            }
+        }
+    };
+    ($front:expr, $operation:literal, $node:expr, $name:expr, $reply:expr, $outcome:expr, $value:pat => $success:expr) => {
+        match $outcome {
+            Ok($value) => $success,
+            Err(failure) => {
+                $front.log($operation, $node, Some($name), &failure);
+                $reply.error(failure.errno);
+            }
+        }
+    };
+}
+
+impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
+    fn log(&self, operation: &str, node: u64, name: Option<&OsStr>, failure: &Failure) {
+        let mut path = self.table.path(node);
+        path.extend(name);
+        let errno = failure.errno;
+        // To ask for a name that does not exist is what most programs do before they create it.
+        if errno == libc::ENOENT {
+            tracing::debug!(operation, ?path, errno, "{failure}");
+        } else {
+            tracing::warn!(operation, ?path, errno, "{failure}");
+        }
+    }
+
+    /// The file system beneath talks of its own inodes, the kernel of our ids.
+    fn on_inode<T>(&self, node: u64, operation: impl FnOnce(u64) -> Outcome<T>) -> Outcome<T> {
+        operation(self.table.inode(node)?)
+    }
+}
+
+impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
+    fn init(&self, _: &Request<'_>, config: &mut KernelConfig) -> Result<(), libc::c_int> {
+        block_on(self.files.init(config))
+    }
+
+    fn lookup(&self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEntry) {
+        let found =
+            self.on_inode(parent, |inode| self.remember(parent, name, block_on(self.files.lookup(inode, name))?));
+        answer!(self, "lookup", parent, name, reply, found, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
+    }
+
+    fn forget(&self, _: &Request<'_>, node: u64, count: u64) {
+        self.give_back(self.table.forget(node, count));
+    }
+
+    fn getattr(&self, _: &Request<'_>, node: u64, _: Option<u64>, reply: ReplyAttr) {
+        let found = self.on_inode(node, |inode| Ok(block_on(self.files.getattr(inode))?));
+        answer!(self, "getattr", node, reply, found, it => reply.attr(&it.ttl, &FileAttr { ino: node, ..it.attr }));
+    }
+
+    fn setattr(
+        &self,
+        _: &Request<'_>,
+        node: u64,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        size: Option<u64>,
+        accessed: Option<TimeOrNow>,
+        modified: Option<TimeOrNow>,
+        _changed: Option<SystemTime>,
+        _handle: Option<u64>,
+        _created: Option<SystemTime>,
+        _changed_on_mac: Option<SystemTime>,
+        _backed_up: Option<SystemTime>,
+        flags: Option<u32>,
+        reply: ReplyAttr,
+    ) {
+        let (accessed, modified) = (accessed.map(point_in_time), modified.map(point_in_time));
+        let changed =
+            self.on_inode(node, |inode| Ok(block_on(self.files.setattr(inode, accessed, modified, size, flags))?));
+        answer!(self, "setattr", node, reply, changed, it => reply.attr(&it.ttl, &FileAttr { ino: node, ..it.attr }));
+    }
+
+    fn mknod(&self, _: &Request<'_>, parent: u64, name: &OsStr, mode: u32, umask: u32, device: u32, reply: ReplyEntry) {
+        let made = self.on_inode(parent, |inode| {
+            self.remember(parent, name, block_on(self.files.mknod(inode, name, mode, umask, device))?)
+        });
+        answer!(self, "mknod", parent, name, reply, made, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
+    }
+
+    fn mkdir(&self, _: &Request<'_>, parent: u64, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let made = self.on_inode(parent, |inode| {
+            self.remember(parent, name, block_on(self.files.mkdir(inode, name, mode, umask))?)
+        });
+        answer!(self, "mkdir", parent, name, reply, made, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
+    }
+
+    fn unlink(&self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
+        let removed = self.on_inode(parent, |inode| Ok(block_on(self.files.unlink(inode, name))?));
+        answer!(self, "unlink", parent, name, reply, removed, () => {
+            self.table.unlinked(parent, name.as_bytes());
+            reply.ok();
+        });
+    }
+
+    fn rmdir(&self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
+        let removed = self.on_inode(parent, |inode| Ok(block_on(self.files.rmdir(inode, name))?));
+        answer!(self, "rmdir", parent, name, reply, removed, () => {
+            self.table.unlinked(parent, name.as_bytes());
+            reply.ok();
+        });
+    }
+
+    fn rename(
+        &self,
+        _: &Request<'_>,
+        parent: u64,
+        name: &OsStr,
+        new_parent: u64,
+        new_name: &OsStr,
+        flags: u32,
+        reply: ReplyEmpty,
+    ) {
+        let moved = Front::rename(self, parent, name, new_parent, new_name, flags);
+        answer!(self, "rename", parent, name, reply, moved, () => reply.ok());
+    }
+
+    fn open(&self, request: &Request<'_>, node: u64, flags: i32, reply: ReplyOpen) {
+        let opened = Front::open(self, node, flags, request.pid());
+        answer!(self, "open", node, reply, opened, it => reply.opened(it.number, it.flags));
+    }
+
+    fn read(
+        &self,
+        _: &Request<'_>,
+        node: u64,
+        handle: u64,
+        offset: i64,
+        size: u32,
+        flags: i32,
+        lock_owner: Option<u64>,
+        reply: ReplyData,
+    ) {
+        let read = self
+            .handles
+            .get(handle)
+            .and_then(|it| Ok(block_on(self.files.read(it.inode, it.inner, offset, size, flags, lock_owner))?));
+        answer!(self, "read", node, reply, read, data => reply.data(&data));
+    }
+
+    fn write(
+        &self,
+        _: &Request<'_>,
+        node: u64,
+        handle: u64,
+        offset: i64,
+        data: &[u8],
+        write_flags: u32,
+        flags: i32,
+        lock_owner: Option<u64>,
+        reply: ReplyWrite,
+    ) {
+        let written = Front::write(self, handle, offset, data, write_flags, flags, lock_owner);
+        answer!(self, "write", node, reply, written, count => reply.written(count));
+    }
+
+    fn flush(&self, request: &Request<'_>, node: u64, handle: u64, lock_owner: u64, reply: ReplyEmpty) {
+        let flushed = Front::flush(self, handle, request.pid(), lock_owner);
+        answer!(self, "flush", node, reply, flushed, () => reply.ok());
+    }
+
+    fn fsync(&self, _: &Request<'_>, node: u64, handle: u64, only_data: bool, reply: ReplyEmpty) {
+        answer!(self, "fsync", node, reply, Front::fsync(self, handle, only_data), () => reply.ok());
+    }
+
+    fn release(&self, _: &Request<'_>, node: u64, handle: u64, flags: i32, _: Option<u64>, _: bool, reply: ReplyEmpty) {
+        answer!(self, "release", node, reply, Front::release(self, handle, flags), () => reply.ok());
+    }
+
+    fn opendir(&self, _: &Request<'_>, node: u64, flags: i32, reply: ReplyOpen) {
+        answer!(self, "opendir", node, reply, self.open_directory(node, flags), it => reply.opened(it.number, it.flags));
+    }
+
+    fn readdir(&self, _: &Request<'_>, node: u64, handle: u64, offset: i64, mut reply: ReplyDirectory) {
+        let listed =
+            self.list(node, handle, offset, Detail::Names, |it| reply.add(it.ino, it.offset, it.attr.kind, &it.name));
+        answer!(self, "readdir", node, reply, listed, () => reply.ok());
+    }
+
+    fn readdirplus(&self, _: &Request<'_>, node: u64, handle: u64, offset: i64, mut reply: ReplyDirectoryPlus) {
+        let listed = self.list(node, handle, offset, Detail::Entries, |it| {
+            reply.add(it.ino, it.offset, &it.name, &it.ttl, &it.attr, it.generation)
+        });
+        answer!(self, "readdirplus", node, reply, listed, () => reply.ok());
+    }
+
+    fn releasedir(&self, _: &Request<'_>, node: u64, handle: u64, flags: i32, reply: ReplyEmpty) {
+        answer!(self, "releasedir", node, reply, Front::release(self, handle, flags), () => reply.ok());
+    }
+
+    fn statfs(&self, _: &Request<'_>, node: u64, reply: ReplyStatfs) {
+        let facts = block_on(self.files.statfs(node)).map_err(Failure::from);
+        answer!(self, "statfs", node, reply, facts, it => reply.statfs(
+            it.total_blocks,
+            it.free_blocks,
+            it.available_blocks,
+            it.total_inodes,
+            it.free_inodes,
+            it.block_size,
+            it.maximum_name_length,
+            it.fragment_size,
+        ));
+    }
+}
+
+fn point_in_time(time: TimeOrNow) -> OffsetDateTime {
+    match time {
+        TimeOrNow::SpecificTime(time) => time.into(),
+        TimeOrNow::Now => OffsetDateTime::now_utc(),
+    }
+}

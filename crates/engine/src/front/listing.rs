@@ -1,0 +1,77 @@
+//! Directory listings.
+
+use std::os::unix::ffi::OsStrExt;
+
+use fuser::FileAttr;
+use futures::executor::block_on;
+use mountpoint_s3_client::ObjectClient;
+use mountpoint_s3_fs::fs::{DirectoryEntry, DirectoryReplier};
+
+use super::{Front, Outcome, kind_of};
+
+/// Whether a listing only names its entries, or also hands the kernel references to them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Detail {
+    Names,
+    Entries,
+}
+
+impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
+    /// Passes entries to `add` until it says that the reply is full.
+    pub(super) fn list(
+        &self,
+        node: u64,
+        handle: u64,
+        offset: i64,
+        detail: Detail,
+        add: impl FnMut(&DirectoryEntry) -> bool + Send + Sync,
+    ) -> Outcome<()> {
+        let handle = self.handles.get(handle)?;
+        let reply = Reply { front: self, directory: node, detail, add };
+        match detail {
+            Detail::Names => block_on(self.files.readdir(handle.inode, handle.inner, offset, reply))?,
+            Detail::Entries => block_on(self.files.readdirplus(handle.inode, handle.inner, offset, reply))?,
+        }
+        Ok(())
+    }
+}
+
+struct Reply<'a, C: ObjectClient + Clone + Send + Sync + 'static, A> {
+    front: &'a Front<C>,
+    directory: u64,
+    detail: Detail,
+    add: A,
+}
+
+impl<C, A> DirectoryReplier for Reply<'_, C, A>
+where
+    C: ObjectClient + Clone + Send + Sync + 'static,
+    A: FnMut(&DirectoryEntry) -> bool,
+{
+    fn add(&mut self, entry: DirectoryEntry) -> bool {
+        let table = &self.front.table;
+        let known = match entry.name.as_bytes() {
+            b"." => Some(self.directory),
+            b".." => Some(table.parent(self.directory)),
+            _ if self.detail == Detail::Names => Some(entry.ino),
+            _ => None,
+        };
+        if let Some(id) = known {
+            return (self.add)(&with_id(entry, id));
+        }
+        let Ok(id) = table.entry(self.directory, entry.name.as_bytes(), kind_of(entry.attr.kind), entry.ino) else {
+            // The table is full. The reply ends here, as if its buffer was; the next one will be empty.
+            return true;
+        };
+        let is_full = (self.add)(&with_id(entry, id));
+        if is_full {
+            // The kernel was not told after all. The file system beneath takes its own reference back when it hears "full".
+            self.front.give_back(table.withdraw(id).into_iter().collect());
+        }
+        is_full
+    }
+}
+
+fn with_id(entry: DirectoryEntry, id: u64) -> DirectoryEntry {
+    DirectoryEntry { ino: id, attr: FileAttr { ino: id, ..entry.attr }, ..entry }
+}

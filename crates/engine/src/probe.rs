@@ -1,0 +1,171 @@
+//! One question to the server before anything is mounted, and an explanation in plain words if it does not help.
+//!
+//! The S3 client library is stubborn on purpose (a file system must not fail on a hiccup): it retries a refused connection
+//! for a minute and an untrusted certificate for four. At the start somebody waits for the answer, so here it is bounded.
+
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use futures::executor::block_on;
+use mountpoint_s3_client::error::{ListObjectsError, ObjectClientError};
+use mountpoint_s3_client::error_metadata::ProvideErrorMetadata;
+use mountpoint_s3_client::{ObjectClient, S3CrtClient, S3RequestError};
+use mountpoint_s3_fs::s3::S3Path;
+
+use crate::logging::crt::{Trouble, Witness};
+
+/// A server that is just being restarted is back by then.
+const CONNECTION_PATIENCE: Duration = Duration::from_secs(5);
+/// Background mode gives up after thirty seconds; our explanation must come before.
+const PATIENCE: Duration = Duration::from_secs(25);
+/// How often we look whether the library complained.
+const GLANCE: Duration = Duration::from_millis(50);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    #[error("bucket {bucket:?} does not exist at {server}; check its name, or create it")]
+    NoBucket { bucket: String, server: String },
+
+    #[error("{server} does not know the access key ({code}); check AWS_ACCESS_KEY_ID or the profile")]
+    UnknownKey { server: String, code: String },
+
+    #[error(
+        "the secret key does not belong to the access key, says {server} ({code}); check AWS_SECRET_ACCESS_KEY or the profile"
+    )]
+    WrongSecret { server: String, code: String },
+
+    #[error(
+        "the credentials have no permission to list bucket {bucket:?} at {server} ({code}); ask its owner for s3:ListBucket, s3:GetObject and s3:PutObject"
+    )]
+    NoPermission { bucket: String, server: String, code: String },
+
+    #[error(
+        "no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, use --profile, or --no-sign-request for a public bucket"
+    )]
+    NoCredentials,
+
+    #[error("bucket {bucket:?} is in region {region}; use --region {region}")]
+    OtherRegion { bucket: String, region: String },
+
+    #[error(
+        "the certificate of {server} is not trusted ({words}); give its authority with --ca-bundle FILE or AWS_CA_BUNDLE"
+    )]
+    Certificate { server: String, words: String },
+
+    #[error("{server} cannot be reached ({words}); check the address and the network")]
+    Unreachable { server: String, words: String },
+
+    #[error("{server} did not answer within {} seconds; check the address and the server", PATIENCE.as_secs())]
+    Silent { server: String },
+
+    #[error("{server} refused to list bucket {bucket:?} ({words})")]
+    Refused { bucket: String, server: String, words: String },
+}
+
+/// Lists at most one name, as the mount itself will do all the time.
+pub fn check(client: &S3CrtClient, path: &S3Path, server: &str, witness: &Witness) -> Result<(), ProbeError> {
+    let troubles = witness.listen();
+    let (sender, answered) = channel();
+    let (asking, bucket, prefix) = (client.clone(), path.bucket.to_string(), path.prefix.to_string());
+    // One name and not none: some servers answer "none" for a bucket that does not exist.
+    thread::spawn(move || sender.send(block_on(asking.list_objects(&bucket, None, "/", 1, &prefix)).map(drop)));
+
+    let started = Instant::now();
+    let mut last_words = None;
+    let outcome = loop {
+        match answered.recv_timeout(GLANCE) {
+            Ok(answer) => break answer.map_err(|error| explain(&error, path, server)),
+            Err(RecvTimeoutError::Disconnected) => break Err(ProbeError::Silent { server: server.to_owned() }),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        match troubles.try_iter().last() {
+            Some(Trouble::Tls(words)) => break Err(ProbeError::Certificate { server: server.to_owned(), words }),
+            Some(Trouble::Connection(words)) => last_words = Some(words),
+            None => {}
+        }
+        match &last_words {
+            Some(words) if CONNECTION_PATIENCE < started.elapsed() => break Err(unreachable(server, words)),
+            None if PATIENCE < started.elapsed() => break Err(ProbeError::Silent { server: server.to_owned() }),
+            _ => {}
+        }
+    };
+    witness.stop();
+    outcome
+}
+
+type ListError = ObjectClientError<ListObjectsError, S3RequestError>;
+
+fn explain(error: &ListError, path: &S3Path, server: &str) -> ProbeError {
+    let (bucket, server) = (path.bucket.to_string(), server.to_owned());
+    let error = match error {
+        ObjectClientError::ServiceError(ListObjectsError::NoSuchBucket) => {
+            return ProbeError::NoBucket { bucket, server };
+        }
+        ObjectClientError::ServiceError(other) => {
+            return ProbeError::Refused { bucket, server, words: other.to_string() };
+        }
+        ObjectClientError::ClientError(error) => error,
+    };
+    match error {
+        S3RequestError::Forbidden(words, details) => {
+            forbidden(bucket, server, details.error_code.as_deref().unwrap_or(words))
+        }
+        S3RequestError::NoSigningCredentials => ProbeError::NoCredentials,
+        S3RequestError::IncorrectRegion(region, _) => ProbeError::OtherRegion { bucket, region: region.clone() },
+        S3RequestError::CrtError(cause) => unreachable(&server, &cause.to_string()),
+        other => {
+            let details = other.meta();
+            let words = match (details.http_code, details.error_code) {
+                (Some(404), _) => return ProbeError::NoBucket { bucket, server },
+                (Some(status), Some(code)) => format!("HTTP {status}, {code}"),
+                (Some(status), None) => format!("HTTP {status}"),
+                (None, _) => causes(other),
+            };
+            ProbeError::Refused { bucket, server, words }
+        }
+    }
+}
+
+fn forbidden(bucket: String, server: String, code: &str) -> ProbeError {
+    let code = code.to_owned();
+    match code.as_str() {
+        "InvalidAccessKeyId" | "NotSignedUp" | "InvalidClientTokenId" => ProbeError::UnknownKey { server, code },
+        "SignatureDoesNotMatch" => ProbeError::WrongSecret { server, code },
+        _ => ProbeError::NoPermission { bucket, server, code },
+    }
+}
+
+fn unreachable(server: &str, words: &str) -> ProbeError {
+    let words = words.trim_end_matches('.').to_owned();
+    ProbeError::Unreachable { server: server.to_owned(), words }
+}
+
+fn causes(error: &S3RequestError) -> String {
+    let mut words = error.to_string();
+    let mut next = std::error::Error::source(error);
+    while let Some(cause) = next {
+        words.push_str(": ");
+        words.push_str(&cause.to_string());
+        next = cause.source();
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(code: &str, expected: &str) {
+        let message = forbidden("logs".into(), "http://store".into(), code).to_string();
+        assert!(message.contains(expected) && message.contains(code), "{message}");
+    }
+
+    #[test]
+    fn a_refusal_says_which_part_of_the_credentials_is_wrong() {
+        check("InvalidAccessKeyId", "does not know the access key");
+        check("SignatureDoesNotMatch", "the secret key does not belong");
+        check("AccessDenied", "no permission to list bucket \"logs\"");
+        check("AllAccessDisabled", "no permission to list");
+    }
+}

@@ -1,0 +1,101 @@
+//! The first exchange with the kernel (FUSE_INIT), done by ourselves.
+//!
+//! The FUSE library believes what it reads from its device. So it is first given one end of a socket, reads the kernel's
+//! question and an end-of-file from it and returns; then the real device takes over the same descriptor number. This way we
+//! know the moment the kernel was answered, and an engine that takes over a mount can start without a question.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+
+use fuser::{Filesystem, Session, SessionACL};
+use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
+
+use super::descriptor;
+
+/// Operation code of FUSE_INIT, in the fifth byte of a request.
+const INIT: u8 = 26;
+/// Header and body of the question and of the answer are shorter than this in every version of the protocol.
+const LONGEST_MESSAGE: usize = 256;
+const REQUEST_HEADER: usize = 40;
+const REPLY_HEADER: usize = 16;
+/// The kernel refuses to be read with a smaller buffer.
+const READ_BUFFER: usize = 1 << 16;
+
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    #[error("failed to read the kernel's first request")]
+    Read {
+        #[source]
+        cause: io::Error,
+    },
+
+    #[error("the kernel's first request is not FUSE_INIT; is the descriptor served by somebody else?")]
+    NotInit,
+
+    #[error("failed to hand the request to the FUSE library")]
+    Exchange {
+        #[source]
+        cause: io::Error,
+    },
+
+    #[error("the FUSE library refused the kernel's request (error {errno})")]
+    Refused { errno: i32 },
+
+    #[error("failed to answer the kernel")]
+    Answer {
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// A session that has answered FUSE_INIT and reads from the device from now on.
+pub fn session<F: Filesystem>(files: F, device: &File, access: SessionACL) -> Result<Session<F>, InitError> {
+    let question = read_question(device).map_err(|cause| InitError::Read { cause })?;
+    let is_init = (REQUEST_HEADER..=LONGEST_MESSAGE).contains(&question.len()) && question[4] == INIT;
+    if !is_init {
+        return Err(InitError::NotInit);
+    }
+    let (session, answer) = ask(files, &question, access).map_err(|cause| InitError::Exchange { cause })?;
+    let errno = answer.get(4..8).map(|it| i32::from_ne_bytes([it[0], it[1], it[2], it[3]]));
+    if answer.len() < REPLY_HEADER || errno != Some(0) {
+        return Err(InitError::Refused { errno: errno.map_or(libc::EIO, i32::saturating_neg) });
+    }
+    // First the exchange, then the answer: the kernel sends requests as soon as it has it.
+    descriptor::replace(&session, device).map_err(|cause| InitError::Exchange { cause })?;
+    { device }.write_all(&answer).map_err(|cause| InitError::Answer { cause })?;
+    Ok(session)
+}
+
+fn read_question(mut device: &File) -> io::Result<Vec<u8>> {
+    let mut buffer = vec![0; READ_BUFFER];
+    loop {
+        match device.read(&mut buffer) {
+            Ok(length) => {
+                buffer.truncate(length);
+                return Ok(buffer);
+            }
+            // A request was interrupted before we got it.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINTR | libc::ENOENT | libc::EAGAIN)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Lets the FUSE library answer the question.
+fn ask<F: Filesystem>(files: F, question: &[u8], access: SessionACL) -> io::Result<(Session<F>, Vec<u8>)> {
+    // Both ends find what they need when they look, so nobody ever has to wait.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (library_end, our_end): (OwnedFd, OwnedFd) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    let mut our_end = File::from(our_end);
+    our_end.write_all(question)?;
+    shutdown(&our_end, Shutdown::Write)?;
+    let session = Session::from_fd(files, library_end, access);
+    // Answers the question, finds the end of the file and returns: no thread is left that reads.
+    session.run()?;
+    let mut answer = vec![0; LONGEST_MESSAGE];
+    let length = our_end.read(&mut answer)?;
+    answer.truncate(length);
+    Ok((session, answer))
+}
