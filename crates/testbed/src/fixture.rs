@@ -13,7 +13,7 @@ use rustix::process::Pid;
 use crate::environment;
 use crate::leftovers::Leftovers;
 use crate::process::{Process, ProcessError};
-use crate::wait::wait_until;
+use crate::wait::wait_patiently_until;
 
 /// Engines end some milliseconds after their mount is gone; a busy machine takes its time.
 const GONE_DEADLINE: Duration = Duration::from_secs(10);
@@ -113,21 +113,26 @@ impl Fixture {
     }
 
     /// Ends the fixture and says what it left, after removing that by force.
-    pub fn finish(mut self) -> Result<(), FixtureError> {
-        self.end()
+    pub fn finish(self) -> Result<(), FixtureError> {
+        self.finish_within(GONE_DEADLINE)
     }
 
-    fn end(&mut self) -> Result<(), FixtureError> {
+    /// The same, with another idea of how long things may take to vanish.
+    pub fn finish_within(mut self, limit: Duration) -> Result<(), FixtureError> {
+        self.end(limit)
+    }
+
+    fn end(&mut self, limit: Duration) -> Result<(), FixtureError> {
         self.is_finished = true;
         let mut leftovers = self.leftovers();
-        let is_clean = wait_until(Instant::now() + GONE_DEADLINE, || {
+        let is_clean = wait_patiently_until(Instant::now() + limit, || {
             leftovers = self.leftovers();
             leftovers.is_empty() || std::thread::panicking()
         });
         leftovers.clean();
         if !leftovers.is_empty() {
             // Killed processes need a moment until they hold nothing in the directory any more.
-            let _ = wait_until(Instant::now() + GONE_DEADLINE, || {
+            let _ = wait_patiently_until(Instant::now() + GONE_DEADLINE, || {
                 let rest = self.leftovers();
                 rest.clean();
                 rest.is_empty() || std::thread::panicking()
@@ -147,7 +152,7 @@ impl Drop for Fixture {
         if self.is_finished {
             return;
         }
-        match self.end() {
+        match self.end(GONE_DEADLINE) {
             Err(error) if !std::thread::panicking() => panic!("{error}"),
             _ => {}
         }

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 /// Short enough not to be seen in a test's duration, long enough to leave the processor to those we wait for.
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// For questions that cost the machine more than a look at one file.
+const LONG_PAUSE: Duration = Duration::from_millis(100);
+
 /// For conditions that are true within milliseconds on an idle machine; CI machines are not idle.
 pub const SOON: Duration = Duration::from_secs(30);
 
@@ -13,6 +16,18 @@ pub const SOON: Duration = Duration::from_secs(30);
 #[must_use]
 pub fn wait_until(deadline: Instant, mut condition: impl FnMut() -> bool) -> bool {
     wait_for_some(deadline, || condition().then_some(())).is_some()
+}
+
+/// The same for conditions that are expensive to look at.
+#[must_use]
+pub fn wait_patiently_until(deadline: Instant, mut condition: impl FnMut() -> bool) -> bool {
+    while !condition() {
+        if deadline <= Instant::now() {
+            return false;
+        }
+        thread::sleep(LONG_PAUSE);
+    }
+    true
 }
 
 /// What the question was answered with before the deadline.

@@ -1,10 +1,11 @@
 //! The connections: accepts them, plain or TLS, and acts faults out on them. Everything else goes to the S3 service.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt as _;
-use http_body_util::{BodyExt as _, BodyStream, StreamBody};
+use http_body_util::{BodyExt, BodyStream, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -18,6 +19,9 @@ use tokio_rustls::TlsAcceptor;
 
 use super::faults::{Effect, Faults};
 use super::operation::Asked;
+
+/// How long a truncated answer pauses before its connection is closed.
+const FLUSH_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Clone)]
 pub(super) struct Front {
@@ -82,7 +86,8 @@ impl Front {
             Effect::Dropped => Err(cut()),
             Effect::Truncated { after } => {
                 let response = self.service.call(request.map(Body::from)).await?;
-                Ok(response.map(|body| truncate(body, after)))
+                let (head, body) = response.into_parts();
+                Ok(Response::from_parts(head, truncate(body, after).await))
             }
         }
     }
@@ -106,20 +111,16 @@ async fn refuse(
     Ok(response)
 }
 
-fn truncate(body: Body, after: usize) -> Body {
-    let mut left = after;
-    let frames = BodyStream::new(body.map_err(|_| std::io::Error::other("the service failed"))).map(move |frame| {
-        let data = frame?.into_data().unwrap_or_default();
-        if left == 0 {
-            return Err(std::io::Error::other("truncated on purpose"));
-        }
-        let kept: Bytes = data.slice(..data.len().min(left));
-        left -= kept.len();
-        Ok(Frame::data(kept))
+/// Reads the whole answer, which is in memory anyway, and gives only its beginning.
+async fn truncate(body: Body, after: usize) -> Body {
+    let whole: Bytes = BodyExt::collect(body).await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let kept = whole.slice(..whole.len().min(after));
+    let end = futures::stream::once(async {
+        // hyper forgets what it has not sent yet when a body fails; a moment without data makes it send.
+        tokio::time::sleep(FLUSH_PAUSE).await;
+        Err(std::io::Error::other("truncated on purpose"))
     });
-    // One frame more than the body has, so that a body of one frame is cut too.
-    let end = futures::stream::iter([Err(std::io::Error::other("truncated on purpose"))]);
-    Body::http_body_unsync(StreamBody::new(frames.chain(end)))
+    Body::http_body_unsync(StreamBody::new(futures::stream::iter([Ok(Frame::data(kept))]).chain(end)))
 }
 
 /// hyper closes the connection when the service fails.

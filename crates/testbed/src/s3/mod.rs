@@ -9,6 +9,8 @@ mod faults;
 mod front;
 mod operation;
 mod operations;
+#[cfg(test)]
+mod tests;
 mod upload;
 
 use std::net::{Ipv4Addr, TcpListener};
