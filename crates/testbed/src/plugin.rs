@@ -11,7 +11,7 @@ use crate::store::{Account, Store};
 use crate::wait::wait_for;
 
 /// The user the mounter runs as, as in its Pod.
-const MOUNTER_USER: u32 = 1000;
+pub const MOUNTER_USER: u32 = 1000;
 
 pub const DRIVER_NAME: &str = "s3.csi.scality.com";
 
@@ -66,6 +66,11 @@ impl<'a> Plugin<'a> {
         Ok(plugin)
     }
 
+    /// The driver's own keys from its next start on.
+    pub fn set_account(&mut self, account: Option<Account>) {
+        self.served.account = account;
+    }
+
     pub fn kubelet_root(&self) -> &Path {
         &self.kubelet_root
     }
@@ -97,8 +102,8 @@ impl<'a> Plugin<'a> {
 
     /// Starts the mounter, as an ordinary user, and waits until it listens.
     pub fn start_mounter(&self) -> Result<Process, PluginError> {
-        let program = environment::product("s3csi-mounter").map_err(PluginError::Missing)?;
-        let engine = environment::product("mount-s3").map_err(PluginError::Missing)?;
+        let program = self.for_the_mounter("s3csi-mounter")?;
+        let engine = self.for_the_mounter("mount-s3")?;
         let mut command = command(&program);
         command.uid(MOUNTER_USER).gid(MOUNTER_USER);
         command.arg("--directory").arg(self.mounter_directory()).arg("--engine").arg(engine).args(["--limit", "1000"]);
@@ -109,6 +114,19 @@ impl<'a> Plugin<'a> {
             std::os::unix::net::UnixStream::connect(&socket).is_ok()
         });
         Ok(process)
+    }
+
+    /// A program where the mounter's user can reach it; what cargo builds is often below a home directory that he cannot enter.
+    fn for_the_mounter(&self, name: &str) -> Result<PathBuf, PluginError> {
+        let built = environment::product(name).map_err(PluginError::Missing)?;
+        let path = self.fixture.create_directory("bin").join(name);
+        if !path.exists() {
+            // A second name costs nothing, but there is none across file systems.
+            std::fs::hard_link(&built, &path)
+                .or_else(|_| std::fs::copy(&built, &path).map(drop))
+                .map_err(|cause| PluginError::Prepare { path: path.clone(), cause })?;
+        }
+        Ok(path)
     }
 
     /// Starts the node plugin and waits until its socket answers.

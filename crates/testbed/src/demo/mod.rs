@@ -27,6 +27,9 @@ pub fn run(ending: Ending) -> anyhow::Result<()> {
         Ok("no mount, no process, no socket, no credential file".to_owned())
     });
     toured.and(outcome)?;
-    screen.title(&format!("Done in {:.1} s. Next: README.md says how to try it with your own bucket.", start.elapsed().as_secs_f64()));
+    screen.title(&format!(
+        "Done in {:.1} s. Next: README.md says how to try it with your own bucket.",
+        start.elapsed().as_secs_f64()
+    ));
     Ok(())
 }

@@ -33,6 +33,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 pub fn walk(fixture: &Fixture, screen: &Screen, ending: Ending) -> anyhow::Result<()> {
     let runtime = Runtime::new().context("failed to start the async runtime")?;
+    // Connections are made in the background of this runtime.
+    let _entered = runtime.enter();
     let account = Account::named("demo");
     let mut parts = Parts::default();
 
@@ -80,7 +82,8 @@ pub fn walk(fixture: &Fixture, screen: &Screen, ending: Ending) -> anyhow::Resul
     let other = kubelet.target(&second);
     screen.step("share", || {
         runtime.block_on(kubelet.publish(&second)).map_err(refused)?;
-        let text = fs::read_to_string(other.join("hello.txt")).context("the second Pod cannot read the first one's file")?;
+        let text =
+            fs::read_to_string(other.join("hello.txt")).context("the second Pod cannot read the first one's file")?;
         let engines = engines(fixture).len();
         ensure!(engines == 1, "{engines} engines run for one volume");
         Ok(format!("Pod 2222… reads {text:?} through the same engine; one process serves both"))
@@ -142,7 +145,8 @@ fn start_store(fixture: &Fixture, account: &Account) -> anyhow::Result<(Process,
 fn small_files(target: &Path) -> anyhow::Result<String> {
     fs::create_dir(target.join("notes")).context("failed to make a directory")?;
     for number in 0..20 {
-        fs::write(target.join(format!("notes/{number}.txt")), format!("note {number}\n")).context("failed to write a note")?;
+        fs::write(target.join(format!("notes/{number}.txt")), format!("note {number}\n"))
+            .context("failed to write a note")?;
     }
     fs::write(target.join("hello.txt"), "hello from S3").context("failed to write hello.txt")?;
     fs::rename(target.join("notes/0.txt"), target.join("notes/zero.txt")).context("failed to move a file")?;
@@ -201,7 +205,12 @@ fn kill_and_publish_again(
 fn keep(runtime: &Runtime, screen: &Screen, target: &Path) -> anyhow::Result<()> {
     screen.title("It stays up until Ctrl-C. In another terminal, look into the tour's mount namespace:");
     println!("    nsenter -t {} -m ls -l {}", std::process::id(), target.display());
-    println!("    nsenter -t {} -m sh -c 'date > {}/now.txt; cat {}/now.txt'", std::process::id(), target.display(), target.display());
+    println!(
+        "    nsenter -t {} -m sh -c 'date > {}/now.txt; cat {}/now.txt'",
+        std::process::id(),
+        target.display(),
+        target.display()
+    );
     println!();
     runtime.block_on(tokio::signal::ctrl_c()).context("failed to wait for Ctrl-C")?;
     println!();
