@@ -74,7 +74,12 @@ impl Process {
     #[track_caller]
     pub fn wait_for_log(&self, text: &str) {
         let is_there = wait_until(Instant::now() + SOON, || self.log_contains(text) || !self.is_running());
-        assert!(is_there && self.log_contains(text), "{} never said {text:?}; it said: {self}", self.name);
+        assert!(
+            is_there && self.log_contains(text),
+            "{} never said {text:?}; its end: {:?}; it said: {self}",
+            self.name,
+            self.exited()
+        );
     }
 
     pub fn is_running(&self) -> bool {

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use md5::{Digest as _, Md5};
 use rustix::fs::{XattrFlags, setxattr};
+use s3s::checksum::ChecksumHasher;
+use s3s::crypto::{Checksum as _, Crc64Nvme};
 
 use crate::certificates::{CertificateAuthority, CertificateError};
 use crate::environment::{MissingProgram, tool};
@@ -110,6 +112,11 @@ impl Versitygw {
         &self.process
     }
 
+    /// Where the objects of a bucket lie, as plain files.
+    pub fn bucket_directory(&self, name: &str) -> PathBuf {
+        self.data.join(name)
+    }
+
     fn administer(&self, arguments: &[&str]) -> Result<(), StoreError> {
         let mut command = command(&self.program);
         command.args(["admin", "--allow-insecure", "--endpoint-url", &self.endpoint()]).args(arguments);
@@ -159,9 +166,13 @@ impl Store for Versitygw {
         }
         fs::create_dir_all(path.parent().unwrap_or(&self.data)).map_err(failed)?;
         fs::write(&path, content).map_err(failed)?;
-        // Without the attribute a listing has no entity tag, which no real S3 server leaves out.
+        // Without the attributes a listing has no entity tag and an empty checksum algorithm. The engine's client library
+        // refuses the whole listing because of the latter, and no object that came through the server is like that.
         let tag = Md5::digest(content).iter().map(|it| format!("{it:02x}")).collect::<String>();
-        setxattr(&path, "user.etag", tag.as_bytes(), XattrFlags::empty()).map_err(|errno| failed(errno.into()))
+        for (name, value) in [("user.etag", tag), ("user.checksums", checksum_attribute(content))] {
+            setxattr(&path, name, value.as_bytes(), XattrFlags::empty()).map_err(|errno| failed(errno.into()))?;
+        }
+        Ok(())
     }
 
     fn object(&self, bucket: &str, key: &str) -> Option<Bytes> {
@@ -188,6 +199,13 @@ impl Store for Versitygw {
         keys.sort();
         keys
     }
+}
+
+fn checksum_attribute(content: &[u8]) -> String {
+    let mut hasher = ChecksumHasher { crc64nvme: Some(Crc64Nvme::new()), ..ChecksumHasher::default() };
+    hasher.update(content);
+    let checksum = hasher.finalize().checksum_crc64nvme;
+    serde_json::json!({ "Algorithm": "CRC64NVME", "Type": "FULL_OBJECT", "CRC64NVME": checksum }).to_string()
 }
 
 type Certificates = (Option<String>, Option<(PathBuf, PathBuf)>);

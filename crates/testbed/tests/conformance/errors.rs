@@ -14,6 +14,9 @@ use crate::world::{BUCKET, World, in_process_with, start_versitygw};
 /// The library alone retries some of these for 48 to 254 seconds.
 const LIMIT: Duration = Duration::from_secs(20);
 
+/// A server that is there but says nothing gets as long as background mode waits for a mount.
+const SILENCE_LIMIT: Duration = Duration::from_secs(35);
+
 on_both_servers!(
     a_missing_bucket_is_named,
     a_wrong_secret_is_told,
@@ -32,8 +35,10 @@ fn check(refusal: &Refusal, words: &[&str]) {
     assert_eq!(lines.len(), 1, "more or less than one line:\n{errors}");
     let line = lines[0].to_lowercase();
     assert!(words.iter().any(|it| line.contains(&it.to_lowercase())), "none of {words:?} is in: {errors}");
+    assert!(!errors.contains("::"), "this is for programmers: {errors}");
+    // In the foreground, standard output is the engine's log.
     for text in [output, errors] {
-        assert!(!text.contains("backtrace") && !text.contains("::"), "this reads like a back trace: {text}");
+        assert!(!text.contains("backtrace"), "this is a back trace: {text}");
         assert!(!text.contains(SECRET_MARK), "this is a secret: {text}");
     }
 }
@@ -86,7 +91,7 @@ fn an_endpoint_that_cannot_be_resolved_is_told() {
 fn an_endpoint_that_never_answers_is_told() {
     let world = in_process_with("frozen-start", Config::default());
     let fault = world.store.inject(Fault::new(Effect::Frozen));
-    check(&world.engine().refusal(Duration::from_secs(40)), &["answer", "timed out", "time", "reach"]);
+    check(&world.engine().refusal(SILENCE_LIMIT), &["answer"]);
     fault.release();
 }
 
@@ -94,7 +99,7 @@ fn an_endpoint_that_never_answers_is_told() {
 fn an_endpoint_that_drops_connections_is_told() {
     let world = in_process_with("dropping-start", Config::default());
     let _fault = world.store.inject(Fault::new(Effect::Dropped));
-    check(&world.engine().refusal(LIMIT), &["connection", "connect", "reach", "closed"]);
+    check(&world.engine().refusal(SILENCE_LIMIT), &["answer", "reach"]);
 }
 
 #[test]
