@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -178,13 +178,16 @@ impl NodeArgs {
         let mounter_dir = mounter_dir.unwrap_or_else(|| layout.mounter_dir());
         let host = Arc::new(Kernel::new());
 
-        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("failed to start the async runtime")?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .context("failed to start the async runtime")?;
         let strategy = match strategy {
             Strategy::Daemon => Daemon {
                 host: host.clone(),
                 mounter_view: mounter_view.unwrap_or_else(|| mounter_dir.clone()),
                 mounter_dir,
-                sources: layout.sources(),
+                sources: resolved_directory(&layout.sources())?,
                 settings: DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region },
                 driver_keys: driver_keys()?,
                 kubernetes_version,
@@ -215,6 +218,12 @@ impl NodeArgs {
     }
 }
 
+/// The directory as the mount table will spell it: kubelet's directory is a link on some nodes.
+fn resolved_directory(path: &Path) -> anyhow::Result<PathBuf> {
+    std::fs::create_dir_all(path).with_context(|| format!("failed to create {}", path.display()))?;
+    path.canonicalize().with_context(|| format!("failed to resolve {}", path.display()))
+}
+
 /// Completes at the first SIGTERM or SIGINT.
 fn asked_to_stop() -> anyhow::Result<impl Future<Output = ()> + Send> {
     let mut terminate = signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?;
@@ -237,7 +246,10 @@ fn driver_keys() -> anyhow::Result<Option<Keys>> {
     let (id, secret, token) = (read("AWS_ACCESS_KEY_ID")?, read("AWS_SECRET_ACCESS_KEY")?, read("AWS_SESSION_TOKEN")?);
     match (id, secret) {
         (None, None) => Ok(None),
-        (Some(id), Some(secret)) => Ok(Some(Keys::driver(&id, &secret, token.as_deref()).context("the driver's credentials in the environment are unusable")?)),
+        (Some(id), Some(secret)) => Ok(Some(
+            Keys::driver(&id, &secret, token.as_deref())
+                .context("the driver's credentials in the environment are unusable")?,
+        )),
         (Some(_), None) => anyhow::bail!("AWS_ACCESS_KEY_ID is set but AWS_SECRET_ACCESS_KEY is not"),
         (None, Some(_)) => anyhow::bail!("AWS_SECRET_ACCESS_KEY is set but AWS_ACCESS_KEY_ID is not"),
     }
@@ -255,8 +267,6 @@ fn start_log(format: LogFormat, verbosity: u8) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     #[test]
@@ -268,6 +278,9 @@ mod tests {
     fn paths_derive_from_the_driver_name() {
         let layout = Layout::new(Path::new("/var/lib/kubelet"), "s3.csi.example.com");
         assert_eq!(layout.csi_socket(), Path::new("/var/lib/kubelet/plugins/s3.csi.example.com/csi.sock"));
-        assert_eq!(layout.registration_socket(), Path::new("/var/lib/kubelet/plugins_registry/s3.csi.example.com-reg.sock"));
+        assert_eq!(
+            layout.registration_socket(),
+            Path::new("/var/lib/kubelet/plugins_registry/s3.csi.example.com-reg.sock")
+        );
     }
 }

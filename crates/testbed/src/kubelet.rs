@@ -17,7 +17,7 @@ use tonic::Status;
 use tonic::transport::{Channel, Endpoint};
 
 /// Kubelet gives a CSI call two minutes.
-const CALL_DEADLINE: Duration = Duration::from_secs(120);
+const CALL_DEADLINE: Duration = Duration::from_mins(2);
 
 /// Talks to one node plugin. Cheap to clone; calls may run side by side.
 #[derive(Clone)]
@@ -30,7 +30,7 @@ pub struct Kubelet {
 #[derive(Clone, Debug)]
 pub struct Volume {
     pub bucket: String,
-    /// Name of the PersistentVolume.
+    /// Name of the `PersistentVolume`.
     pub pv: String,
     pub handle: String,
     pub pod_uid: String,

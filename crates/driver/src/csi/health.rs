@@ -44,10 +44,14 @@ pub async fn serve(listener: TcpListener, csi_socket: PathBuf) {
 
 async fn answer(request: Request<Incoming>, csi_socket: PathBuf) -> Result<Response<Full<Bytes>>, Infallible> {
     let (status, text) = match (request.method(), request.uri().path()) {
-        (&Method::GET | &Method::HEAD, "/healthz") => match tokio::time::timeout(PROBE_DEADLINE, probe(csi_socket)).await {
+        (&Method::GET | &Method::HEAD, "/healthz") => match tokio::time::timeout(PROBE_DEADLINE, probe(csi_socket))
+            .await
+        {
             Ok(Ok(())) => (StatusCode::OK, "ok\n".to_owned()),
             Ok(Err(reason)) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
-            Err(_) => (StatusCode::SERVICE_UNAVAILABLE, format!("the CSI socket did not answer within {PROBE_DEADLINE:?}\n")),
+            Err(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, format!("the CSI socket did not answer within {PROBE_DEADLINE:?}\n"))
+            }
         },
         _ => (StatusCode::NOT_FOUND, "only GET /healthz is served here\n".to_owned()),
     };
@@ -66,6 +70,9 @@ async fn probe(csi_socket: PathBuf) -> Result<(), String> {
         .connect_with_connector(connect)
         .await
         .map_err(|error| format!("the CSI socket cannot be reached: {error}"))?;
-    IdentityClient::new(channel).probe(ProbeRequest {}).await.map_err(|status| format!("the CSI socket answered: {}", status.message()))?;
+    IdentityClient::new(channel)
+        .probe(ProbeRequest {})
+        .await
+        .map_err(|status| format!("the CSI socket answered: {}", status.message()))?;
     Ok(())
 }

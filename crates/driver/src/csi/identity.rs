@@ -1,10 +1,13 @@
 //! CSI Identity: who we are.
 
+use std::collections::HashMap;
+
 use tonic::{Request, Response, Status};
 
 use super::proto::identity_server::Identity;
 use super::proto::{
-    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse, ProbeRequest, ProbeResponse,
+    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
+    ProbeRequest, ProbeResponse,
 };
 
 pub struct IdentityService {
@@ -13,11 +16,14 @@ pub struct IdentityService {
 
 #[tonic::async_trait]
 impl Identity for IdentityService {
-    async fn get_plugin_info(&self, _: Request<GetPluginInfoRequest>) -> Result<Response<GetPluginInfoResponse>, Status> {
+    async fn get_plugin_info(
+        &self,
+        _: Request<GetPluginInfoRequest>,
+    ) -> Result<Response<GetPluginInfoResponse>, Status> {
         Ok(Response::new(GetPluginInfoResponse {
             name: self.driver_name.clone(),
             vendor_version: env!("CARGO_PKG_VERSION").to_owned(),
-            manifest: Default::default(),
+            manifest: HashMap::new(),
         }))
     }
 

@@ -9,13 +9,13 @@ pub mod server;
 pub mod status;
 
 /// Generated from `crates/driver/proto`; a test compares.
-#[expect(clippy::all, clippy::pedantic, rust_2018_idioms, reason = "generated code")]
+#[expect(clippy::allow_attributes_without_reason, clippy::pedantic, reason = "generated code")]
 pub mod proto {
     include!("generated/csi.v1.rs");
 }
 
 /// Kubelet's plugin registration API, generated likewise.
-#[expect(clippy::all, clippy::pedantic, rust_2018_idioms, reason = "generated code")]
+#[expect(clippy::allow_attributes_without_reason, clippy::pedantic, reason = "generated code")]
 pub mod registration_proto {
     include!("generated/pluginregistration.rs");
 }

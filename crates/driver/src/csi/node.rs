@@ -37,8 +37,15 @@ impl Service for NodeService {
         let request = request.into_inner();
         let node = self.node.clone();
         call::run("NodePublishVolume", request.volume_id.clone(), request.target_path.clone(), move || {
-            let NodePublishVolumeRequest { volume_id, target_path, volume_capability, readonly, secrets, volume_context, .. } =
-                request;
+            let NodePublishVolumeRequest {
+                volume_id,
+                target_path,
+                volume_capability,
+                readonly,
+                secrets,
+                volume_context,
+                ..
+            } = request;
             let context: BTreeMap<String, String> = volume_context.into_iter().collect();
             let secrets = guarded(secrets);
             let raw = RawPublish {
@@ -63,7 +70,8 @@ impl Service for NodeService {
         let NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
         let node = self.node.clone();
         call::run("NodeUnpublishVolume", volume_id.clone(), target_path.clone(), move || {
-            node.unpublish(&volume_id, Path::new(&target_path), deadline).map_err(|error| status::of_unpublish(&error))?;
+            node.unpublish(&volume_id, Path::new(&target_path), deadline)
+                .map_err(|error| status::of_unpublish(&error))?;
             Ok(NodeUnpublishVolumeResponse {})
         })
         .await
@@ -88,7 +96,10 @@ impl Service for NodeService {
         }))
     }
 
-    async fn node_stage_volume(&self, _: Request<NodeStageVolumeRequest>) -> Result<Response<NodeStageVolumeResponse>, Status> {
+    async fn node_stage_volume(
+        &self,
+        _: Request<NodeStageVolumeRequest>,
+    ) -> Result<Response<NodeStageVolumeResponse>, Status> {
         Err(status::unimplemented("NodeStageVolume"))
     }
 

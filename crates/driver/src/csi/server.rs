@@ -50,7 +50,9 @@ impl Server {
         let csi = listen_at(&csi_socket)?;
         let health = match health_address {
             Some(address) => {
-                let listener = TcpListener::bind(address).await.with_context(|| format!("failed to listen on {address} for /healthz"))?;
+                let listener = TcpListener::bind(address)
+                    .await
+                    .with_context(|| format!("failed to listen on {address} for /healthz"))?;
                 let address = listener.local_addr().unwrap_or(address);
                 tracing::info!(%address, "serving /healthz");
                 Some(tokio::spawn(health::serve(listener, csi_socket.clone())))
@@ -88,9 +90,10 @@ impl Server {
         }
         sweeping.abort();
         drop(stop);
-        match tokio::time::timeout(GRACE, serving).await {
-            Ok(ended) => ended.context("the CSI server panicked")?.context("the CSI server failed")?,
-            Err(_) => tracing::warn!(grace = ?GRACE, "calls still in flight after the grace period, ending anyway"),
+        if let Ok(ended) = tokio::time::timeout(GRACE, serving).await {
+            ended.context("the CSI server panicked")?.context("the CSI server failed")?;
+        } else {
+            tracing::warn!(grace = ?GRACE, "calls still in flight after the grace period, ending anyway");
         }
         if let Some((_, task)) = registering {
             task.abort();
@@ -140,14 +143,17 @@ impl FromStr for Endpoint {
 /// Binds a socket that is never reachable for anybody but root, replacing one that a dead predecessor left.
 fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
     let directory = path.parent().context("the socket has no directory")?;
-    fs::create_dir_all(directory).with_context(|| format!("failed to create the socket's directory {directory:?}"))?;
+    fs::create_dir_all(directory)
+        .with_context(|| format!("failed to create the socket's directory {}", directory.display()))?;
     match fs::symlink_metadata(path) {
         Ok(existing) if existing.file_type().is_socket() => {
-            fs::remove_file(path).with_context(|| format!("failed to remove the stale socket {path:?}"))?;
+            fs::remove_file(path).with_context(|| format!("failed to remove the stale socket {}", path.display()))?;
         }
-        Ok(_) => anyhow::bail!("{path:?} exists and is not a socket; move it away or choose another --endpoint"),
+        Ok(_) => {
+            anyhow::bail!("{} exists and is not a socket; move it away or choose another --endpoint", path.display())
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(error).with_context(|| format!("failed to look at {path:?}")),
+        Err(error) => return Err(error).with_context(|| format!("failed to look at {}", path.display())),
     }
     let open = || -> io::Result<UnixListener> {
         let socket =
@@ -158,7 +164,7 @@ fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
         listen(&socket, BACKLOG)?;
         UnixListener::from_std(socket.into())
     };
-    open().with_context(|| format!("failed to listen on {path:?}"))
+    open().with_context(|| format!("failed to listen on {}", path.display()))
 }
 
 fn remove_socket(path: &Path) {

@@ -14,11 +14,11 @@ pub fn of_publish(error: &PublishError) -> Status {
         PublishError::TargetBusy { .. } => Code::Aborted,
         PublishError::Options { .. } => Code::InvalidArgument,
         PublishError::NoDriverKeys { .. } => Code::Unauthenticated,
-        PublishError::Credentials { .. } | PublishError::Look { .. } | PublishError::Bind { .. } | PublishError::Target { .. } => {
-            Code::Internal
-        }
-        PublishError::MounterDirectory { .. } => Code::Unavailable,
-        PublishError::NotServed { .. } => Code::Unavailable,
+        PublishError::Credentials { .. }
+        | PublishError::Look { .. }
+        | PublishError::Bind { .. }
+        | PublishError::Target { .. } => Code::Internal,
+        PublishError::MounterDirectory { .. } | PublishError::NotServed { .. } => Code::Unavailable,
         PublishError::SourceBusy { .. } => Code::DeadlineExceeded,
         PublishError::ForeignMount { .. } => Code::FailedPrecondition,
         PublishError::Source { cause, .. } => of_source(cause),
@@ -47,7 +47,11 @@ fn of_invalid(invalid: &InvalidPublish) -> Code {
 
 fn of_source(error: &SourceError) -> Code {
     match error {
-        SourceError::Unreachable { .. } | SourceError::MounterGone { .. } | SourceError::HandOver { .. } => Code::Unavailable,
+        SourceError::Unreachable { .. }
+        | SourceError::MounterGone
+        | SourceError::HandOver { .. }
+        | SourceError::Vanished { .. }
+        | SourceError::Unknown { .. } => Code::Unavailable,
         SourceError::Engine { words, .. } => match s3csi_core::engine_words::cause(words) {
             Cause::UnknownKey | Cause::NoCredentials => Code::Unauthenticated,
             Cause::Forbidden => Code::PermissionDenied,
@@ -56,12 +60,12 @@ fn of_source(error: &SourceError) -> Code {
             Cause::BadArguments => Code::InvalidArgument,
             Cause::Other => Code::Internal,
         },
-        SourceError::NoAnswer { .. } => Code::DeadlineExceeded,
+        SourceError::NoAnswer => Code::DeadlineExceeded,
         SourceError::ForeignMount { .. } => Code::FailedPrecondition,
-        SourceError::Vanished { .. } | SourceError::Unknown { .. } => Code::Unavailable,
-        SourceError::Look { .. } | SourceError::Mount { .. } | SourceError::Directory { .. } | SourceError::Clear { .. } => {
-            Code::Internal
-        }
+        SourceError::Look { .. }
+        | SourceError::Mount { .. }
+        | SourceError::Directory { .. }
+        | SourceError::Clear { .. } => Code::Internal,
     }
 }
 
@@ -73,7 +77,10 @@ pub fn of_unpublish(error: &UnpublishError) -> Status {
         UnpublishError::TargetBusy { .. } => Code::Aborted,
         UnpublishError::SourceBusy { .. } => Code::DeadlineExceeded,
         UnpublishError::ForeignMount { .. } | UnpublishError::InUse { .. } => Code::FailedPrecondition,
-        UnpublishError::Look { .. } | UnpublishError::Unmount { .. } | UnpublishError::Remove { .. } | UnpublishError::Forget { .. } => Code::Internal,
+        UnpublishError::Look { .. }
+        | UnpublishError::Unmount { .. }
+        | UnpublishError::Remove { .. }
+        | UnpublishError::Forget { .. } => Code::Internal,
     };
     Status::new(code, Chain(error).to_string())
 }

@@ -17,7 +17,11 @@ pub enum PublishError {
     TargetBusy { target: PathBuf },
 
     #[error("the mount options of bucket {bucket:?} cannot be used")]
-    Options { bucket: String, #[source] cause: PolicyError },
+    Options {
+        bucket: String,
+        #[source]
+        cause: PolicyError,
+    },
 
     #[error(
         "Could not mount {bucket:?}: the driver has no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the \
@@ -25,29 +29,57 @@ pub enum PublishError {
     )]
     NoDriverKeys { bucket: String },
 
-    #[error("Could not mount {bucket:?}: the mounter's directory {directory:?} cannot be used; is the mounter running on this node?")]
-    MounterDirectory { bucket: String, directory: PathBuf, #[source] cause: FilesError },
+    #[error(
+        "Could not mount {bucket:?}: the mounter's directory {directory:?} cannot be used; is the mounter running on this node?"
+    )]
+    MounterDirectory {
+        bucket: String,
+        directory: PathBuf,
+        #[source]
+        cause: FilesError,
+    },
 
     #[error("failed to write the credentials of bucket {bucket:?} for the mounter")]
-    Credentials { bucket: String, #[source] cause: FilesError },
+    Credentials {
+        bucket: String,
+        #[source]
+        cause: FilesError,
+    },
 
     #[error("another call for the same source of bucket {bucket:?} did not end in time; kubelet will try again")]
     SourceBusy { bucket: String },
 
     #[error("Could not mount {bucket:?} at {target:?}")]
-    Source { bucket: String, target: PathBuf, #[source] cause: SourceError },
+    Source {
+        bucket: String,
+        target: PathBuf,
+        #[source]
+        cause: SourceError,
+    },
 
     #[error("failed to read the mount table")]
-    Look { #[source] cause: HostError },
+    Look {
+        #[source]
+        cause: HostError,
+    },
 
     #[error("{kind} ({device}) is mounted at {target:?} and it is not ours; unmount it first: umount {target:?}")]
     ForeignMount { target: PathBuf, kind: String, device: String },
 
     #[error("failed to prepare the target directory {target:?}")]
-    Target { target: PathBuf, #[source] cause: HostError },
+    Target {
+        target: PathBuf,
+        #[source]
+        cause: HostError,
+    },
 
     #[error("failed to bind {source_path:?} to {target:?}")]
-    Bind { source_path: PathBuf, target: PathBuf, #[source] cause: HostError },
+    Bind {
+        source_path: PathBuf,
+        target: PathBuf,
+        #[source]
+        cause: HostError,
+    },
 
     #[error("the volume at {target:?} is {found} although it was just mounted; kubelet will try again")]
     NotServed { target: PathBuf, found: Probe },
@@ -71,20 +103,39 @@ pub enum UnpublishError {
     SourceBusy { target: PathBuf },
 
     #[error("failed to read the mount table")]
-    Look { #[source] cause: HostError },
+    Look {
+        #[source]
+        cause: HostError,
+    },
 
     #[error("Could not unmount {target:?}: {kind} is mounted there and it is not ours")]
     ForeignMount { target: PathBuf, kind: String },
 
     #[error("Could not unmount {target:?}: it is in use; see who holds it with: fuser -vm {target:?}")]
-    InUse { target: PathBuf, #[source] cause: HostError },
+    InUse {
+        target: PathBuf,
+        #[source]
+        cause: HostError,
+    },
 
     #[error("Could not unmount {target:?}")]
-    Unmount { target: PathBuf, #[source] cause: HostError },
+    Unmount {
+        target: PathBuf,
+        #[source]
+        cause: HostError,
+    },
 
     #[error("failed to remove {path:?}")]
-    Remove { path: PathBuf, #[source] cause: HostError },
+    Remove {
+        path: PathBuf,
+        #[source]
+        cause: HostError,
+    },
 
     #[error("failed to remove the credentials of source {source_name}")]
-    Forget { source_name: String, #[source] cause: FilesError },
+    Forget {
+        source_name: String,
+        #[source]
+        cause: FilesError,
+    },
 }

@@ -16,6 +16,9 @@ const LONGEST_ANSWER_BYTES: u64 = 64 << 10;
 /// The mounter gives an engine five seconds to end with its mount before it kills it.
 const ENDS_WITHIN: Duration = Duration::from_secs(8);
 
+/// Enough to hand the request over when there is no time to wait for the answer: the mounter then ends the engine alone.
+const ASKED_WITHIN: Duration = Duration::from_millis(100);
+
 /// The thread only reads lines.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -43,7 +46,13 @@ pub fn watch<E: Send + 'static>(
                 Answer::Ready => is_serving = true,
                 Answer::Exited { code: Some(0), .. } => tracing::debug!(source, "engine ended"),
                 Answer::Exited { code, signal, error } if is_serving => {
-                    tracing::warn!(source, code, signal, error, "engine died; the next publish of its volumes mounts it anew");
+                    tracing::warn!(
+                        source,
+                        code,
+                        signal,
+                        error,
+                        "engine died; the next publish of its volumes mounts it anew"
+                    );
                 }
                 Answer::Exited { .. } | Answer::Failed { .. } => {}
             }
@@ -72,7 +81,7 @@ pub fn next(lines: &mut BufReader<UnixStream>) -> Option<Answer> {
 
 /// Sees to it that no engine serves a source whose mount is gone. A mounter that cannot be asked has no engines.
 pub fn end(mounter: &Beneath, source: &str, deadline: Instant) {
-    let left = deadline.saturating_duration_since(Instant::now()).clamp(Duration::from_secs(1), ENDS_WITHIN);
+    let left = deadline.saturating_duration_since(Instant::now()).clamp(ASKED_WITHIN, ENDS_WITHIN);
     let Ok(connection) = mounter.connect(s3csi_mounter::SOCKET) else { return };
     let is_asked = connection.set_read_timeout(Some(left)).is_ok()
         && connection.set_write_timeout(Some(left)).is_ok()

@@ -74,7 +74,7 @@ mod tests {
         let first = locks.try_lock("a").unwrap();
         assert!(locks.lock("a", Instant::now()).is_none());
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| locks.lock("a", Instant::now() + Duration::from_secs(60)).is_some());
+            let waiter = scope.spawn(|| locks.lock("a", Instant::now() + Duration::from_mins(1)).is_some());
             drop(first);
             assert!(waiter.join().unwrap());
         });

@@ -19,7 +19,7 @@ use self::locks::Locks;
 use self::strategies::daemon::Daemon;
 
 /// How often sources without a workload are looked for. Normally there are none; a crash between two steps leaves one.
-const SWEEP_EVERY: Duration = Duration::from_secs(120);
+const SWEEP_EVERY: Duration = Duration::from_mins(2);
 
 pub struct Node {
     strategy: Daemon,

@@ -46,31 +46,57 @@ pub struct Source {
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     #[error("failed to read the mount table")]
-    Look { #[source] cause: HostError },
+    Look {
+        #[source]
+        cause: HostError,
+    },
 
     #[error("{kind} is mounted at {path:?} and it is not ours; unmount it first: umount {path:?}")]
     ForeignMount { path: PathBuf, kind: String },
 
     #[error("failed to remove the dead mount at {path:?}")]
-    Clear { path: PathBuf, #[source] cause: HostError },
+    Clear {
+        path: PathBuf,
+        #[source]
+        cause: HostError,
+    },
 
     #[error("failed to create {path:?}")]
-    Directory { path: PathBuf, #[source] cause: HostError },
+    Directory {
+        path: PathBuf,
+        #[source]
+        cause: HostError,
+    },
 
     #[error("no mounter listens at {socket:?} on this node; see: kubectl get pods -A -o wide | grep mounter")]
-    Unreachable { socket: PathBuf, #[source] cause: FilesError },
+    Unreachable {
+        socket: PathBuf,
+        #[source]
+        cause: FilesError,
+    },
 
     #[error("failed to mount FUSE at {path:?}")]
-    Mount { path: PathBuf, #[source] cause: HostError },
+    Mount {
+        path: PathBuf,
+        #[source]
+        cause: HostError,
+    },
 
     #[error("the mount at {path:?} disappeared while it was being served; kubelet will try again")]
     Vanished { path: PathBuf },
 
     #[error("failed to hand the mount over to the mounter")]
-    HandOver { #[source] cause: SendError },
+    HandOver {
+        #[source]
+        cause: SendError,
+    },
 
     #[error("the source at {path:?} cannot be looked at; kubelet will try again")]
-    Unknown { path: PathBuf, #[source] cause: io::Error },
+    Unknown {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
 
     #[error("the mounter ended while the engine was starting; see its log")]
     MounterGone,
@@ -92,6 +118,8 @@ pub fn ensure(host: &Arc<dyn Host>, source: &Source, deadline: Instant) -> Resul
     // Connected before mounted: a FUSE mount that nobody serves blocks whoever looks at it.
     let connection = connect(source, deadline)?;
     source.steps.done(Step::Connected);
+    // One may be left of a mount that is gone: frozen, or of a source that somebody unmounted while it was in use.
+    life_line::end(&source.mounter, &source.name, deadline);
     let fuse = host
         .mount_fuse(&source.path, &source.options)
         .map_err(|cause| SourceError::Mount { path: source.path.clone(), cause })?;
@@ -145,7 +173,10 @@ fn connect(source: &Source, deadline: Instant) -> Result<UnixStream, SourceError
             Ok(connection) => return Ok(connection),
             Err(error) if error.is_nobody_listening() && Instant::now() < deadline => thread::sleep(CONNECT_EVERY),
             Err(cause) => {
-                return Err(SourceError::Unreachable { socket: source.mounter.path().join(s3csi_mounter::SOCKET), cause });
+                return Err(SourceError::Unreachable {
+                    socket: source.mounter.path().join(s3csi_mounter::SOCKET),
+                    cause,
+                });
             }
         }
     }
@@ -189,12 +220,12 @@ fn serve(
     });
     spawned.map_err(|cause| SourceError::HandOver { cause: SendError::Send { cause } })?;
 
-    let words = |fallback: &str| SourceError::Engine { words: last_words(source).unwrap_or_else(|| fallback.to_owned()) };
+    let words =
+        |fallback: &str| SourceError::Engine { words: last_words(source).unwrap_or_else(|| fallback.to_owned()) };
     let mut until = deadline;
     loop {
         match received.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(Event::Probed(Probe::Alive { device: seen })) if seen == device => return Ok(device),
-            Ok(Event::Probed(Probe::Hung)) => return Err(SourceError::NoAnswer),
             Ok(Event::Probed(Probe::Unknown(cause))) => {
                 return Err(SourceError::Unknown { path: source.path.clone(), cause });
             }
@@ -210,7 +241,7 @@ fn serve(
                 return Err(last_words(source).map_or(SourceError::MounterGone, |words| SourceError::Engine { words }));
             }
             Err(_) if until < deadline => return Err(words("it ended without a word; see the mounter's log")),
-            Err(_) => return Err(SourceError::NoAnswer),
+            Ok(Event::Probed(Probe::Hung)) | Err(_) => return Err(SourceError::NoAnswer),
         }
     }
 }

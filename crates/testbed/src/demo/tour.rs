@@ -222,6 +222,7 @@ fn engines(fixture: &Fixture) -> Vec<rustix::process::Pid> {
     processes::running("mount-s3", fixture.directory())
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "made for map_err")]
 fn refused(status: tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{:?}: {}", status.code(), status.message())
 }
@@ -233,5 +234,10 @@ fn speed(took: Duration) -> String {
 }
 
 fn hex(sum: &[u8]) -> String {
-    sum.iter().take(4).map(|it| format!("{it:02x}")).collect()
+    use std::fmt::Write as _;
+
+    sum.iter().take(4).fold(String::new(), |mut text, it| {
+        let _ = write!(text, "{it:02x}");
+        text
+    })
 }

@@ -46,7 +46,9 @@ impl Daemon {
         let bucket = || publish.bucket.to_string();
         let keys = match &publish.identity {
             Identity::Secret(keys) => keys,
-            Identity::Driver => self.driver_keys.as_ref().ok_or_else(|| PublishError::NoDriverKeys { bucket: bucket() })?,
+            Identity::Driver => {
+                self.driver_keys.as_ref().ok_or_else(|| PublishError::NoDriverKeys { bucket: bucket() })?
+            }
         };
         let name = publish.sharing_key(&self.node).name();
         // Wrong options are refused before anything is made for them.
@@ -92,8 +94,11 @@ impl Daemon {
             name: name.to_owned(),
         };
         let target = publish.target.path();
-        let device = source::ensure(&self.host, &source, deadline)
-            .map_err(|cause| PublishError::Source { bucket: bucket(), target: target.to_owned(), cause })?;
+        let device = source::ensure(&self.host, &source, deadline).map_err(|cause| PublishError::Source {
+            bucket: bucket(),
+            target: target.to_owned(),
+            cause,
+        })?;
         self.steps.done(Step::Served);
         bind::ensure(self.host.as_ref(), &source.path, device, target, publish.access, deadline)
     }
@@ -128,7 +133,10 @@ impl Daemon {
         let target = &host.resolve(target).unwrap_or_else(|_| target.to_owned());
         let table = host.mount_table().map_err(look)?;
         let name = table.at(target).filter(|it| it.is_ours()).and_then(|mount| {
-            table.of_device(mount.device).find(|it| it.at.parent() == Some(&self.sources)).and_then(|it| file_name(&it.at))
+            table
+                .of_device(mount.device)
+                .find(|it| it.at.parent() == Some(&self.sources))
+                .and_then(|it| file_name(&it.at))
         });
         match name {
             Some(name) => {
