@@ -31,6 +31,9 @@ tests = $(addprefix --test ,$(1))
 # Without a name cargo would run everything, so an empty list is an error and not an empty stage.
 isolated_tests = $(if $(1),$(ISOLATED) $(CARGO_TEST) $(call tests,$(1)),@echo '$@: no test program is listed in the Makefile' >&2; exit 1)
 
+# A trial must not overwrite the figures of a real run.
+BENCHMARKS := $(if $(findstring --quick,$(ARGS)),$(CACHE)/benchmarks-quick.md,docs/benchmarks.md)
+
 # Inside `make test` the stage "build" has already done this.
 BUILT := $(if $(IN_SUITE),,build)
 
@@ -84,8 +87,10 @@ format: ## Is every Rust file formatted? (cargo fmt repairs it)
 	cargo fmt --all --check
 
 ##@ Measure and ship
-bench: ## Publish latency and data path beside s3fs and rclone, written to docs/benchmarks.md
-	@echo 'make bench: the benchmarks are not written yet' >&2; exit 1
+bench: setup tools build ## Publish latency and data path beside s3fs and rclone, to docs/benchmarks.md (ARGS=--quick tries it out)
+	@scripts/peers.sh
+	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench publish --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench data --output $(BENCHMARKS) $(ARGS)
 
 image: ## The container image
 	@echo 'make image: the image comes with the Helm chart; nothing to build yet' >&2; exit 1

@@ -1,8 +1,11 @@
 //! The command line of `s3csi-testbed`.
 
-use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use std::path::PathBuf;
 
+use anyhow::Context as _;
+use clap::{Args, Parser, Subcommand};
+
+use s3csi_testbed::bench::{self, Options, Thoroughness};
 use s3csi_testbed::demo::{self, Ending};
 use s3csi_testbed::s3::{Config, S3Server, Transport};
 use s3csi_testbed::store::{Account, Store as _};
@@ -19,6 +22,9 @@ pub struct Cli {
 enum Command {
     /// A tour of the product: real mounts, real processes, no cluster.
     Demo(Demo),
+    /// Measure, print tables and write them to a document.
+    #[command(subcommand)]
+    Bench(Bench),
     /// Serve S3 from memory until interrupted.
     S3(S3),
 }
@@ -28,6 +34,27 @@ struct Demo {
     /// Leave everything running until Ctrl-C and say how to look at it.
     #[arg(long)]
     keep: bool,
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// Latency of publishing and memory of the node's processes, against the engine's own start.
+    Publish(BenchArgs),
+    /// Throughput, small files and listings, beside s3fs and rclone.
+    Data(BenchArgs),
+}
+
+#[derive(Args)]
+struct BenchArgs {
+    /// Small sizes: for trying the harness; the figures mean nothing.
+    #[arg(long)]
+    quick: bool,
+    /// How often everything is measured (publish: 200, data: 3; fewer with --quick).
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
+    repetitions: Option<u16>,
+    /// The document whose section is replaced.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 #[derive(Parser)]
@@ -51,8 +78,19 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Demo(Demo { keep }) => demo::run(if keep { Ending::Keep } else { Ending::CleanUp }),
+            Command::Bench(Bench::Publish(it)) => bench::publish(&it.options()),
+            Command::Bench(Bench::Data(it)) => bench::data(&it.options()),
             Command::S3(it) => it.run(),
         }
+    }
+}
+
+impl BenchArgs {
+    fn options(self) -> Options {
+        // No `..`: a flag nobody uses does not compile.
+        let Self { quick, repetitions, output } = self;
+        let thoroughness = if quick { Thoroughness::Quick } else { Thoroughness::Full };
+        Options { thoroughness, repetitions: repetitions.map(usize::from), output }
     }
 }
 

@@ -8,6 +8,8 @@ pub enum MissingProgram {
     Product { path: PathBuf },
     #[error("there is no tool {path:?}; run: make tools")]
     Tool { path: PathBuf },
+    #[error("there is no program {path:?}; run: scripts/peers.sh")]
+    Peer { path: PathBuf },
     #[error("failed to find out where this program lies")]
     Unknown {
         #[source]
@@ -33,6 +35,12 @@ pub fn tool(name: &str) -> Result<PathBuf, MissingProgram> {
     };
     let path = directory.join(name);
     if path.is_file() { Ok(path) } else { Err(MissingProgram::Tool { path }) }
+}
+
+/// One of the file systems that benchmarks compare ours with; scripts/peers.sh installs them.
+pub fn peer(name: &str) -> Result<PathBuf, MissingProgram> {
+    let path = cache().join("s3csi/peers/bin").join(name);
+    if path.is_file() { Ok(path) } else { Err(MissingProgram::Peer { path }) }
 }
 
 /// Where logs are kept beyond the end of a test, if anywhere.

@@ -1,6 +1,7 @@
 //! Never shipped: real S3 servers, a kubelet stand-in and fixtures, one import away from a test.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod certificates;
 pub mod demo;
 pub mod engine;

@@ -117,7 +117,7 @@ impl<'a> Plugin<'a> {
     }
 
     /// A program where the mounter's user can reach it; what cargo builds is often below a home directory that he cannot enter.
-    fn for_the_mounter(&self, name: &str) -> Result<PathBuf, PluginError> {
+    pub fn for_the_mounter(&self, name: &str) -> Result<PathBuf, PluginError> {
         let built = environment::product(name).map_err(PluginError::Missing)?;
         let path = self.fixture.create_directory("bin").join(name);
         if !path.exists() {

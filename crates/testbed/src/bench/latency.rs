@@ -1,0 +1,87 @@
+//! How long a mount takes to answer when neither node plugin nor mounter is involved: the engine's own start.
+
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use s3csi_core::credentials::Keys;
+use s3csi_core::environment::{DriverSettings, ProfilePaths, engine_environment};
+use s3csi_driver::host::{Access, FuseOptions, Host as _, Kernel, Probe};
+
+use super::scratch::BUCKET;
+use crate::fixture::Fixture;
+use crate::plugin::{MOUNTER_USER, Plugin};
+use crate::process::command;
+use crate::store::Store;
+use crate::wait::{SOON, wait_until};
+
+/// What has not answered by then is broken, not slow.
+pub const LIMIT: Duration = SOON;
+
+/// The engine with the flags, the environment and the user that a publish gives it.
+pub struct BareEngine<'a> {
+    fixture: &'a Fixture,
+    program: PathBuf,
+    environment: Vec<String>,
+}
+
+impl<'a> BareEngine<'a> {
+    pub fn prepare(fixture: &'a Fixture, plugin: &Plugin<'_>, store: &dyn Store) -> anyhow::Result<Self> {
+        let program = plugin.for_the_mounter("mount-s3")?;
+        let account = store.account();
+        let files = Keys::driver(&account.access_key, &account.secret_key, None)?.profile_files();
+        let (config, credentials) = (fixture.path("config"), fixture.path("credentials"));
+        fs::write(&config, files.config).context("failed to write the engine's profile")?;
+        fs::write(&credentials, files.credentials.expose()).context("failed to write the engine's profile")?;
+        let profile = ProfilePaths { config: &config.to_string_lossy(), credentials: &credentials.to_string_lossy() };
+        let settings = DriverSettings { endpoint_url: Some(store.endpoint()), region: Some(store.region().to_owned()) };
+        let environment = engine_environment(&settings, profile, &[].into());
+        Ok(Self { fixture, program, environment })
+    }
+
+    /// Until a mount that somebody made for it answers; it is gone again afterwards. `name` must be a new one each
+    /// time: to look for a free name for its logs would take part of the time.
+    pub fn start(&self, host: &Kernel, name: &str, at: &Path) -> anyhow::Result<Duration> {
+        let mut command = self.command();
+        let start = Instant::now();
+        let fuse = host.mount_fuse(at, &FuseOptions { access: Access::ReadWrite, allow_other: true })?;
+        command.stdin(Stdio::from(fuse));
+        let process = self.fixture.start(name, &mut command)?;
+        // With our copy of the descriptor open, an engine that dies would look like one that hangs.
+        drop(command);
+        let answer = host.probe(at, start + LIMIT);
+        let took = start.elapsed();
+        remove(host, at)?;
+        ensure_alive(&answer).with_context(|| format!("the engine said: {process}"))?;
+        let status = process.wait(LIMIT).context("the engine does not end")?;
+        ensure!(status.success(), "the engine ended with {status}: {process}");
+        Ok(took)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = command(&self.program);
+        command.arg(BUCKET).args(["/dev/fd/0", "--allow-delete", "--allow-overwrite", "--allow-root"]);
+        command.args(["--force-path-style", "--foreground"]).uid(MOUNTER_USER).gid(MOUNTER_USER);
+        command.env_clear().envs(self.environment.iter().filter_map(|it| it.split_once('=')));
+        command
+    }
+}
+
+pub fn ensure_alive(answer: &Probe) -> anyhow::Result<()> {
+    match answer {
+        Probe::Alive { .. } => Ok(()),
+        other => bail!("the mount is {other}"),
+    }
+}
+
+/// Takes a mount away; the thread that asked it may not be quite gone yet.
+pub fn remove(host: &Kernel, at: &Path) -> anyhow::Result<()> {
+    if wait_until(Instant::now() + LIMIT, || host.unmount(at).is_ok()) {
+        return Ok(());
+    }
+    host.detach(at)?;
+    bail!("{} is in use", at.display())
+}
