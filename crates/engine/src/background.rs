@@ -25,9 +25,12 @@ pub enum BackgroundError {
         cause: io::Error,
     },
 
-    /// The child has said why.
-    #[error("the process that serves the mount ended ({status})")]
-    ChildFailed { status: ExitStatus },
+    /// It has said why on the standard error, which is ours, too; unless it was killed.
+    #[error("the process that serves the mount ended")]
+    ChildFailed,
+
+    #[error("the process that serves the mount was ended by a signal ({status})")]
+    ChildKilled { status: ExitStatus },
 
     #[error("the mount did not work within {} seconds and was given up", DEADLINE.as_secs())]
     Timeout,
@@ -68,7 +71,11 @@ pub fn start() -> Result<String, BackgroundError> {
         Ok(Some(line)) => Ok(line.trim_end().to_owned()),
         Ok(None) | Err(RecvTimeoutError::Disconnected) => {
             let status = child.wait().map_err(|cause| BackgroundError::Lost { cause })?;
-            Err(BackgroundError::ChildFailed { status })
+            Err(if status.code().is_some() {
+                BackgroundError::ChildFailed
+            } else {
+                BackgroundError::ChildKilled { status }
+            })
         }
         Err(RecvTimeoutError::Timeout) => {
             terminate(&child);

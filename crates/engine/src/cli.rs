@@ -1,6 +1,8 @@
 //! The command line of `mount-s3`: the flags of AWS's mount-s3 with the same meaning, plus a few of our own.
 //! It parses and checks; nothing here touches the network or mounts anything. Also the only place that reads the environment.
 
+#![expect(clippy::doc_markdown, reason = "the comments on flags are the help text, and shown as they are")]
+
 mod environment;
 mod fstab;
 mod value;
@@ -23,6 +25,7 @@ const MEBIBYTE: usize = 1 << 20;
 /// Credentials come from the usual AWS places: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile in ~/.aws, or the
 /// machine's role.
 #[derive(Parser, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag that is given or not")]
 #[command(
     name = "mount-s3",
     version,
@@ -352,7 +355,10 @@ pub fn descriptor_of(mount_point: &std::path::Path) -> Option<i32> {
 fn one_line(explanation: &str) -> String {
     let lines = explanation.lines().map(str::trim).filter(|it| !it.is_empty());
     let useful = lines.take_while(|it| !it.starts_with("Usage:") && !it.starts_with("For more information"));
-    let sentence = useful.map(|it| it.trim_start_matches("error: ")).collect::<Vec<_>>().join(" ");
+    // A typing mistake is more likely than a bucket whose name starts with dashes.
+    let useful = useful.filter(|it| !it.starts_with("tip: to pass"));
+    let sentence =
+        useful.map(|it| it.trim_start_matches("error: ")).collect::<Vec<_>>().join("; ").replace(":; ", ": ");
     format!("{sentence} (see mount-s3 --help)")
 }
 

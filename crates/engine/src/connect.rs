@@ -1,14 +1,16 @@
 //! From flags to a client that was seen to work.
 
-use mountpoint_s3_client::S3CrtClient;
-use mountpoint_s3_client::config::{AddressingStyle, S3ClientAuthConfig, TlsConfig};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use mountpoint_s3_client::config::{AddressingStyle, S3ClientAuthConfig, TlsConfig, TlsConfigValidationError};
 use mountpoint_s3_client::instance_info::InstanceInfo;
 use mountpoint_s3_client::user_agent::UserAgent;
+use mountpoint_s3_client::{NewClientError, S3CrtClient};
 use mountpoint_s3_fs::autoconfigure;
 use mountpoint_s3_fs::memory::{CandidateSize, MINIMUM_MEM_LIMIT, PagedPool, effective_total_memory};
 use mountpoint_s3_fs::s3::S3Path;
 use mountpoint_s3_fs::s3::config::{ClientConfig, MemoryLimitSetting, PartConfig, Region, TargetThroughputSetting};
-use std::time::Duration;
 
 use crate::cli::{Arguments, Environment};
 use crate::logging::crt::Witness;
@@ -23,16 +25,27 @@ const LARGEST_SHARE_PERCENT: u64 = 95;
 /// Blocks of the disk cache, which come from the same pool.
 const CACHE_BLOCK: usize = 1 << 20;
 /// How often unused memory is given back.
-const POOL_MAINTENANCE: Duration = Duration::from_secs(60);
+const POOL_MAINTENANCE: Duration = Duration::from_mins(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error("the certificates in {path:?} cannot be used")]
     CaBundle {
-        path: std::path::PathBuf,
+        path: PathBuf,
         #[source]
-        cause: Box<dyn std::error::Error + Send + Sync>,
+        cause: TlsConfigValidationError,
     },
+
+    #[error("{path:?} contains no usable certificates in PEM format")]
+    NoCertificates { path: PathBuf },
+
+    #[error(
+        "this system has no certificate authorities to trust; install ca-certificates, or give a file with --ca-bundle"
+    )]
+    NoAuthorities,
+
+    #[error("profile {profile:?} was not found; look into ~/.aws/config and ~/.aws/credentials")]
+    NoProfile { profile: String },
 
     #[error("the memory target is too small")]
     Memory {
@@ -67,7 +80,7 @@ pub fn connect(
         TlsConfig::new()
             .with_trust_store_path(bundle)
             .validate()
-            .map_err(|cause| ConnectError::CaBundle { path: bundle.clone(), cause: Box::new(cause) })?;
+            .map_err(|cause| ConnectError::CaBundle { path: bundle.clone(), cause })?;
     }
     let memory = memory_limit(arguments);
     let instance = InstanceInfo::new();
@@ -89,7 +102,7 @@ pub fn connect(
     let create = |region: Region, sizes: PartConfig| {
         let config = client_config(arguments, region, throughput, sizes);
         // The library's own check would retry for minutes without a word; ours follows.
-        config.create_client(pool.clone(), None).map_err(|cause| ConnectError::Client { cause })
+        config.create_client(pool.clone(), None).map_err(|cause| explain(cause, arguments))
     };
 
     let server = arguments
@@ -109,6 +122,24 @@ pub fn connect(
         Err(error) => return Err(ConnectError::Probe(error)),
     };
     Ok(Connected { client, pool, memory_target: memory.bytes() })
+}
+
+/// The library's words for these are riddles.
+fn explain(cause: anyhow::Error, arguments: &Arguments) -> ConnectError {
+    match (cause.downcast_ref::<NewClientError>(), &arguments.ca_bundle, &arguments.profile) {
+        (Some(NewClientError::TlsConfigurationError(_)), Some(path), _) => {
+            ConnectError::NoCertificates { path: path.clone() }
+        }
+        (Some(NewClientError::ProviderFailure(error)), None, _)
+            if error.to_string().contains("TRUST_STORE_NOT_FOUND") =>
+        {
+            ConnectError::NoAuthorities
+        }
+        (Some(NewClientError::ProviderFailure(_)), _, Some(profile)) => {
+            ConnectError::NoProfile { profile: profile.clone() }
+        }
+        _ => ConnectError::Client { cause },
+    }
 }
 
 fn client_config(
@@ -142,14 +173,12 @@ fn client_config(
 }
 
 fn memory_limit(arguments: &Arguments) -> MemoryLimitSetting {
-    match arguments.memory_target_bytes() {
-        Some(bytes) => MemoryLimitSetting::User(bytes),
-        None => {
-            let share = effective_total_memory() / 100 * LARGEST_SHARE_PERCENT;
-            let share = usize::try_from(share).unwrap_or(usize::MAX);
-            MemoryLimitSetting::Default(share.min(MEMORY_TARGET).max(MINIMUM_MEM_LIMIT))
-        }
+    if let Some(bytes) = arguments.memory_target_bytes() {
+        return MemoryLimitSetting::User(bytes);
     }
+    let share = effective_total_memory() / 100 * LARGEST_SHARE_PERCENT;
+    let share = usize::try_from(share).unwrap_or(usize::MAX);
+    MemoryLimitSetting::Default(share.clamp(MINIMUM_MEM_LIMIT, MEMORY_TARGET))
 }
 
 fn part_config(arguments: &Arguments) -> PartConfig {

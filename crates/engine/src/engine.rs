@@ -26,7 +26,7 @@ use crate::session::{self, Access, MountError, MountOptions, SessionError};
 use crate::{background, logging};
 
 /// Attributes are believed this long when data is cached: without it, every read would ask the server first.
-const METADATA_TTL_WITH_CACHE: Duration = Duration::from_secs(60);
+const METADATA_TTL_WITH_CACHE: Duration = Duration::from_mins(1);
 const CACHE_BLOCK: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]

@@ -32,7 +32,7 @@ pub use opening::Observed;
 pub enum AfterMove {
     /// The file is what it was, under another name.
     Nothing,
-    /// The file is a copy, with another ETag perhaps: what is cached about it must not be believed.
+    /// The file is a copy, with another `ETag` perhaps: what is cached about it must not be believed.
     LookAgain,
 }
 
@@ -77,7 +77,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         block_on(self.files.rename(source, name, destination, new_name, flags.into()))?;
         self.give_back(self.table.renamed(parent, name.as_bytes(), new_parent, new_name.as_bytes())?);
         if self.after_move == AfterMove::LookAgain
-            && let Err(failure) = self.look_again(destination, new_name)
+            && let Err(failure) = self.look_again(new_parent, destination, new_name)
         {
             // The move itself succeeded. At worst the file cannot be read until the cached attributes expire.
             tracing::debug!(%failure, "moved file could not be looked at again");
@@ -85,16 +85,20 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         Ok(())
     }
 
-    /// Opening a file for direct I/O makes the file system beneath ask the server about it, whatever it has cached.
-    fn look_again(&self, directory: u64, name: &OsStr) -> Outcome<()> {
-        let entry = block_on(self.files.lookup(directory, name))?;
-        let inode = entry.attr.ino;
-        let opened = block_on(self.files.open(inode, (libc::O_RDONLY | libc::O_DIRECT).into(), std::process::id()));
-        if let Ok(opened) = &opened {
-            block_on(self.files.release(inode, opened.fh, libc::O_RDONLY, None, false))?;
+    /// A copy may have another `ETag`, and the file system beneath then takes it for another file: an inode of its own. The
+    /// kernel goes on to use the id it knows, so that must mean the new inode.
+    fn look_again(&self, parent: u64, directory: u64, name: &OsStr) -> Outcome<()> {
+        let remembered = block_on(self.files.lookup(directory, name))?.attr.ino;
+        // Opening for direct I/O makes the file system beneath ask the server, whatever it remembers. It refuses to open an
+        // inode that was replaced; then the next lookup finds the new one.
+        let opened =
+            block_on(self.files.open(remembered, (libc::O_RDONLY | libc::O_DIRECT).into(), std::process::id()));
+        if let Ok(opened) = opened {
+            block_on(self.files.release(remembered, opened.fh, libc::O_RDONLY, None, false))?;
         }
-        block_on(self.files.forget(inode, 1));
-        opened?;
+        block_on(self.files.forget(remembered, 1));
+        let current = block_on(self.files.lookup(directory, name))?.attr.ino;
+        self.give_back(vec![self.table.rebind(parent, name.as_bytes(), current)]);
         Ok(())
     }
 }

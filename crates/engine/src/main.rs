@@ -13,34 +13,45 @@ mod session;
 use std::error::Error;
 use std::process::exit;
 
+use background::BackgroundError;
 use cli::{Arguments, Environment, Refusal};
 
 fn main() {
     // Not by returning: the S3 client library has threads that may wait for a server for minutes, and are not waited for.
     exit(match run() {
         Ok(()) => 0,
-        Err(line) => {
+        Err(Ending::Explained(line)) => {
             eprintln!("mount-s3: {line}");
             1
         }
+        Err(Ending::ExplainedByChild) => 1,
     });
 }
 
 /// An error is one line, for people and for supervisors that show the last line of the log.
-fn run() -> Result<(), String> {
+enum Ending {
+    Explained(String),
+    ExplainedByChild,
+}
+
+fn run() -> Result<(), Ending> {
     let arguments = match Arguments::parse_from_command_line(std::env::args_os()) {
         Ok(arguments) => arguments,
         Err(Refusal::Asked(text)) => {
             print!("{text}");
             return Ok(());
         }
-        Err(Refusal::Wrong(line)) => return Err(line),
+        Err(Refusal::Wrong(line)) => return Err(Ending::Explained(line)),
     };
-    let environment = Environment::read()?;
+    let environment = Environment::read().map_err(Ending::Explained)?;
     if arguments.foreground || environment.is_background_child {
-        return engine::run(&arguments, &environment).map_err(|error| chain(&error));
+        return engine::run(&arguments, &environment).map_err(|error| Ending::Explained(chain(&error)));
     }
-    println!("{}", background::start().map_err(|error| chain(&error))?);
+    match background::start() {
+        Ok(line) => println!("{line}"),
+        Err(BackgroundError::ChildFailed) => return Err(Ending::ExplainedByChild),
+        Err(error) => return Err(Ending::Explained(chain(&error))),
+    }
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! Moving an object on a server that may not know how.
 //!
-//! RenameObject is known to AWS's directory buckets only. Most other servers take the request for an upload of an empty
-//! object and answer "done": the destination is destroyed and the file is gone. So here a file is moved by CopyObject, and
+//! `RenameObject` is known to AWS's directory buckets only. Most other servers take the request for an upload of an empty
+//! object and answer "done": the destination is destroyed and the file is gone. So here a file is moved by `CopyObject`, and
 //! the source is deleted only after the copy was compared with it. It is not atomic: both names exist for a moment.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -131,7 +131,7 @@ impl MoveByCopy {
 struct Facts {
     size: u64,
     etag: String,
-    /// The ETag of such an object is no hash of its content.
+    /// The `ETag` of such an object is no hash of its content.
     has_key_encryption: bool,
 }
 
@@ -154,7 +154,7 @@ fn compare(source: &Facts, copy: Option<&Facts>) -> Comparison {
     }
 }
 
-/// The MD5 of the content; objects of several parts have a dash in their ETag and get another one when they are copied.
+/// The MD5 of the content; objects of several parts have a dash in their `ETag` and get another one when they are copied.
 fn is_plain_hash(etag: &str) -> bool {
     etag.len() == 32 && etag.bytes().all(|it| it.is_ascii_hexdigit())
 }
@@ -185,10 +185,9 @@ async fn copy<C: ObjectClient>(
     destination_key: &str,
 ) -> Result<(), Failure<C>> {
     let source_key = encoded(source_key);
-    let failure = match client.copy_object(bucket, &source_key, bucket, destination_key, &CopyObjectParams::new()).await
-    {
-        Ok(_) => return Ok(()),
-        Err(failure) => failure,
+    let params = CopyObjectParams::new();
+    let Err(failure) = client.copy_object(bucket, &source_key, bucket, destination_key, &params).await else {
+        return Ok(());
     };
     Err(match failure {
         ObjectClientError::ServiceError(CopyObjectError::NotFound) => refuse(RenameObjectError::KeyNotFound),
@@ -237,26 +236,26 @@ mod tests {
         Facts { size, etag: etag.into(), has_key_encryption: false }
     }
 
-    fn check(source: &Facts, copy: Option<Facts>, expected: Comparison) {
-        assert_eq!(compare(source, copy.as_ref()), expected, "{source:?} against {copy:?}");
+    fn check(source: &Facts, copy: Option<&Facts>, expected: Comparison) {
+        assert_eq!(compare(source, copy), expected, "{source:?} against {copy:?}");
     }
 
     #[test]
     fn only_a_copy_of_the_same_size_and_hash_lets_the_source_go() {
-        check(&facts(1, HASH), Some(facts(1, HASH)), Comparison::Same);
-        check(&facts(1, HASH), Some(facts(1, OTHER_HASH)), Comparison::Different);
-        check(&facts(1, HASH), Some(facts(2, HASH)), Comparison::Different);
-        check(&facts(1, HASH), Some(facts(0, OTHER_HASH)), Comparison::NotCopied);
+        check(&facts(1, HASH), Some(&facts(1, HASH)), Comparison::Same);
+        check(&facts(1, HASH), Some(&facts(1, OTHER_HASH)), Comparison::Different);
+        check(&facts(1, HASH), Some(&facts(2, HASH)), Comparison::Different);
+        check(&facts(1, HASH), Some(&facts(0, OTHER_HASH)), Comparison::NotCopied);
         check(&facts(1, HASH), None, Comparison::NotCopied);
-        check(&facts(0, HASH), Some(facts(0, HASH)), Comparison::Same);
-        check(&facts(0, HASH), Some(facts(7, OTHER_HASH)), Comparison::Different);
+        check(&facts(0, HASH), Some(&facts(0, HASH)), Comparison::Same);
+        check(&facts(0, HASH), Some(&facts(7, OTHER_HASH)), Comparison::Different);
     }
 
     #[test]
     fn etags_that_are_no_hash_of_the_content_are_not_compared() {
-        check(&facts(9, "0cc175b9c0f1b6a831c399e269772661-2"), Some(facts(9, HASH)), Comparison::Same);
+        check(&facts(9, "0cc175b9c0f1b6a831c399e269772661-2"), Some(&facts(9, HASH)), Comparison::Same);
         let encrypted = Facts { has_key_encryption: true, ..facts(9, HASH) };
-        check(&encrypted, Some(facts(9, OTHER_HASH)), Comparison::Same);
+        check(&encrypted, Some(&facts(9, OTHER_HASH)), Comparison::Same);
     }
 
     #[test]

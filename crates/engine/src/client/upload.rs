@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn the_checksum_is_sent_unless_it_is_only_for_review() {
         check(PutObjectTrailingChecksums::Composite(ChecksumAlgorithm::Crc32c), Some("4waSgw=="));
-        check(PutObjectTrailingChecksums::FullObject(ChecksumAlgorithm::Crc64nvme), Some("rosUhgp5mYg="));
+        check(PutObjectTrailingChecksums::FullObject(ChecksumAlgorithm::Crc64nvme), Some("rosUhgp5mIg="));
         check(PutObjectTrailingChecksums::ReviewOnly(ChecksumAlgorithm::Crc32c), None);
         check(PutObjectTrailingChecksums::Disabled, None);
     }

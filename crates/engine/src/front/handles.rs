@@ -12,7 +12,7 @@ use super::close_rule::CloseRule;
 use super::slots::{Kind, POISONED, Slot};
 use super::{Failure, Front, Outcome, opening};
 
-/// Tells the kernel to bypass the page cache for this handle (FOPEN_DIRECT_IO of the FUSE protocol).
+/// Tells the kernel to bypass the page cache for this handle (`FOPEN_DIRECT_IO` of the FUSE protocol).
 const DIRECT_IO: u32 = 1;
 
 pub struct Handle {

@@ -102,17 +102,17 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
     }
 
     fn mknod(&self, _: &Request<'_>, parent: u64, name: &OsStr, mode: u32, umask: u32, device: u32, reply: ReplyEntry) {
-        let made = self.on_inode(parent, |inode| {
+        let entry = self.on_inode(parent, |inode| {
             self.remember(parent, name, block_on(self.files.mknod(inode, name, mode, umask, device))?)
         });
-        answer!(self, "mknod", parent, name, reply, made, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
+        answer!(self, "mknod", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
     fn mkdir(&self, _: &Request<'_>, parent: u64, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let made = self.on_inode(parent, |inode| {
+        let entry = self.on_inode(parent, |inode| {
             self.remember(parent, name, block_on(self.files.mkdir(inode, name, mode, umask))?)
         });
-        answer!(self, "mkdir", parent, name, reply, made, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
+        answer!(self, "mkdir", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
     fn unlink(&self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {

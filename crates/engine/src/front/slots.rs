@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 /// Bytes of text in one slot; longer text continues in further slots.
 pub const INLINE_TEXT: usize = 88;
 const SLOTS_PER_PIECE: u32 = 4096;
-const PIECES: usize = 1024;
+const PIECES: u32 = 1024;
 /// Four million nodes and handles: half a gigabyte.
-pub const MOST_SLOTS: u32 = SLOTS_PER_PIECE * PIECES as u32;
+pub const MOST_SLOTS: u32 = SLOTS_PER_PIECE * PIECES;
 
 /// What a slot is used for. Stored last when a slot is filled and first when it is emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -58,6 +58,13 @@ struct Node {
     handles: u32,
 }
 
+impl Index {
+    fn release(&mut self, number: u32, slot: &Slot) {
+        slot.set_kind(Kind::Free);
+        self.free.push(number);
+    }
+}
+
 impl Table {
     pub fn new() -> Self {
         let root = Node { inode: ROOT, inode_references: 0, children: 0, handles: 0 };
@@ -170,6 +177,24 @@ impl Table {
         Ok(unneeded)
     }
 
+    /// The name stands for another inode now, to which the caller holds one reference. Returns what is not needed any more:
+    /// the references to the old inode, or the caller's one.
+    pub fn rebind(&self, parent: u64, name: &[u8], inode: u64) -> Unneeded {
+        let mut index = self.index();
+        let unneeded = Unneeded { inode, count: 1 };
+        let is_known = index.by_inode.contains_key(&inode);
+        let Some(number) = index.by_name.get(&(number(parent), name.into())).copied().filter(|_| !is_known) else {
+            return unneeded;
+        };
+        let Some(node) = index.nodes.get_mut(&number) else { return unneeded };
+        let old = Unneeded { inode: node.inode, count: node.inode_references };
+        node.inode = inode;
+        node.inode_references = 1;
+        index.by_inode.remove(&old.inode);
+        index.by_inode.insert(inode, number);
+        old
+    }
+
     /// A new handle of the node; the node stays until the handle is dropped.
     pub fn add_handle(&self, kind: Kind, node: u64, open_flags: i32) -> Result<u64, TableError> {
         let mut index = self.index();
@@ -198,7 +223,7 @@ impl Table {
         let mut index = self.index();
         let Ok(slot) = self.handle(handle) else { return unneeded };
         let node = number(slot.owner.load(Relaxed));
-        self.release(&mut index, number(handle), slot);
+        index.release(number(handle), slot);
         if let Some(node) = index.nodes.get_mut(&node) {
             node.handles -= 1;
         }
@@ -248,7 +273,7 @@ impl Table {
                 unneeded.push(Unneeded { inode: node.inode, count: node.inode_references });
             }
             self.release_text(index, slot);
-            self.release(index, candidate, slot);
+            index.release(candidate, slot);
             if let Some(parent) = index.nodes.get_mut(&parent) {
                 parent.children -= 1;
             }
@@ -274,11 +299,6 @@ impl Table {
         Ok(number)
     }
 
-    fn release(&self, index: &mut Index, number: u32, slot: &Slot) {
-        slot.set_kind(Kind::Free);
-        index.free.push(number);
-    }
-
     fn write_text(&self, index: &mut Index, slot: &Slot, text: &[u8]) -> Result<(), TableError> {
         let (first, rest) = text.split_at(text.len().min(INLINE_TEXT));
         let mut next = 0;
@@ -302,7 +322,7 @@ impl Table {
         while next != 0 {
             let Ok(continuation) = self.slot(next) else { return };
             let following = continuation.next.swap(0, Relaxed);
-            self.release(index, next, continuation);
+            index.release(next, continuation);
             next = following;
         }
     }

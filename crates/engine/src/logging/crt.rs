@@ -104,21 +104,24 @@ fn trouble_in(message: &str) -> Option<Trouble> {
 mod tests {
     use super::*;
 
-    fn check(message: &str, expected: Option<Trouble>) {
-        assert_eq!(trouble_in(message), expected, "{message}");
+    fn check(message: &str, expected: Option<&Trouble>) {
+        assert_eq!(trouble_in(message).as_ref(), expected, "{message}");
     }
 
     #[test]
     fn only_failed_connections_are_trouble() {
         check(
             "id=0x7f: negotiation failed with error Certificate is untrusted (Error encountered in s2n_x509.c:1)",
-            Some(Trouble::Tls("Certificate is untrusted".into())),
+            Some(&Trouble::Tls("Certificate is untrusted".into())),
         );
         check(
             "id=0x7f: Could not acquire connection due to error code 1047 (socket connection refused.)",
-            Some(Trouble::Connection("socket connection refused.".into())),
+            Some(&Trouble::Connection("socket connection refused.".into())),
         );
-        check("id=0x7f: Could not acquire connection due to error code 1047", Some(Trouble::Connection("1047".into())));
+        check(
+            "id=0x7f: Could not acquire connection due to error code 1047",
+            Some(&Trouble::Connection("1047".into())),
+        );
         check("id=0x7f: retry token acquired", None);
         check("", None);
     }

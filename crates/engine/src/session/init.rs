@@ -1,4 +1,4 @@
-//! The first exchange with the kernel (FUSE_INIT), done by ourselves.
+//! The first exchange with the kernel (`FUSE_INIT`), done by ourselves.
 //!
 //! The FUSE library believes what it reads from its device. So it is first given one end of a socket, reads the kernel's
 //! question and an end-of-file from it and returns; then the real device takes over the same descriptor number. This way we
@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, so
 
 use super::descriptor;
 
-/// Operation code of FUSE_INIT, in the fifth byte of a request.
+/// Operation code of `FUSE_INIT`, in the fifth byte of a request.
 const INIT: u8 = 26;
 /// Header and body of the question and of the answer are shorter than this in every version of the protocol.
 const LONGEST_MESSAGE: usize = 256;
@@ -49,7 +49,7 @@ pub enum InitError {
     },
 }
 
-/// A session that has answered FUSE_INIT and reads from the device from now on.
+/// A session that has answered `FUSE_INIT` and reads from the device from now on.
 pub fn session<F: Filesystem>(files: F, device: &File, access: SessionACL) -> Result<Session<F>, InitError> {
     let question = read_question(device).map_err(|cause| InitError::Read { cause })?;
     let is_init = (REQUEST_HEADER..=LONGEST_MESSAGE).contains(&question.len()) && question[4] == INIT;

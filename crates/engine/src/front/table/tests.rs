@@ -66,6 +66,17 @@ fn a_renamed_node_keeps_its_id_and_changes_its_path() {
 }
 
 #[test]
+fn a_name_can_get_another_inode_under_the_same_id() {
+    let table = Table::new();
+    let file = table.entry(ROOT, b"f", Kind::File, 10).unwrap();
+    assert_eq!(table.rebind(ROOT, b"f", 10), Unneeded { inode: 10, count: 1 }, "nothing changed");
+    assert_eq!(table.rebind(ROOT, b"f", 11), Unneeded { inode: 10, count: 1 });
+    assert_eq!(table.inode(file), Ok(11));
+    assert_eq!(table.forget(file, 1), [Unneeded { inode: 11, count: 1 }]);
+    assert_eq!(table.rebind(ROOT, b"f", 12), Unneeded { inode: 12, count: 1 }, "the name is not known");
+}
+
+#[test]
 fn long_names_are_kept_whole() {
     let table = Table::new();
     for length in [1, INLINE_TEXT - 1, INLINE_TEXT, INLINE_TEXT + 1, 255, 1024] {
@@ -142,6 +153,6 @@ proptest! {
         let index = table.index();
         prop_assert_eq!(index.nodes.len(), 1);
         prop_assert_eq!((index.by_inode.len(), index.by_name.len()), (1, 0));
-        prop_assert_eq!(index.free.len() as u32, index.next - ROOT_SLOT - 1, "every slot but the root's is free");
+        prop_assert_eq!(index.free.len(), (index.next - ROOT_SLOT - 1) as usize, "every slot but the root's is free");
     }
 }
