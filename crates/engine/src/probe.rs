@@ -137,8 +137,16 @@ fn forbidden(bucket: String, server: String, code: &str) -> ProbeError {
 }
 
 fn unreachable(server: &str, words: &str) -> ProbeError {
-    let words = words.trim_end_matches('.').to_owned();
-    ProbeError::Unreachable { server: server.to_owned(), words }
+    ProbeError::Unreachable { server: server.to_owned(), words: plain(words) }
+}
+
+/// `CRT error 1059: aws-c-io: AWS_IO_DNS_INVALID_NAME, Host name was invalid.` without what only the library's authors need.
+fn plain(words: &str) -> String {
+    let words = match words.split_once(", ") {
+        Some((number_and_name, words)) if number_and_name.contains("AWS_") => words,
+        _ => words,
+    };
+    words.trim_end_matches('.').to_owned()
 }
 
 fn causes(error: &S3RequestError) -> String {
@@ -159,6 +167,14 @@ mod tests {
     fn check(code: &str, expected: &str) {
         let message = forbidden("logs".into(), "http://store".into(), code).to_string();
         assert!(message.contains(expected) && message.contains(code), "{message}");
+    }
+
+    #[test]
+    fn the_words_of_the_library_are_made_plain() {
+        let words = "CRT error 1059: aws-c-io: AWS_IO_DNS_INVALID_NAME, Host name was invalid for dns resolution.";
+        assert_eq!(plain(words), "Host name was invalid for dns resolution");
+        assert_eq!(plain("socket connection refused."), "socket connection refused");
+        assert_eq!(plain("first, second"), "first, second");
     }
 
     #[test]
