@@ -23,9 +23,9 @@ ISOLATED := scripts/isolated.sh
 
 # Which test program belongs to which stage. The architecture test fails when one of them is in no list.
 UNIT_TESTS := generated mounter
-NODE_TESTS := fixture host
+NODE_TESTS := fixture host node
 ENGINE_TESTS := conformance
-SANITY_TESTS :=
+SANITY_TESTS := sanity
 ARCHITECTURE_TESTS := architecture
 tests = $(addprefix --test ,$(1))
 # Without a name cargo would run everything, so an empty list is an error and not an empty stage.

@@ -5,12 +5,12 @@ use std::path::Path;
 
 use rustix::process::Pid;
 
-/// Processes called `name` whose environment or arguments mention `directory`.
+/// Processes called `name` whose program lies in `directory`, or whose environment or arguments mention it.
 pub fn running(name: &str, directory: &Path) -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let mut found: Vec<Pid> = entries
         .filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
-        .filter(|pid| is_running(*pid, name) && mentions(*pid, directory))
+        .filter(|pid| is_running(*pid, name) && (lies_in(*pid, directory) || mentions(*pid, directory)))
         .collect();
     found.sort_by_key(|it| it.as_raw_nonzero());
     found
@@ -22,6 +22,11 @@ fn is_running(pid: Pid, name: &str) -> bool {
     // `pid (name) state …`; the name may contain anything, so look from the last parenthesis on.
     let Some((head, rest)) = stat.rsplit_once(')') else { return false };
     head.split_once('(').is_some_and(|(_, it)| it == name) && !rest.trim_start().starts_with(['Z', 'X'])
+}
+
+/// Looked at first: this needs no lock of the process, which one that is just ending can hold for long.
+fn lies_in(pid: Pid, directory: &Path) -> bool {
+    fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|it| it.starts_with(directory))
 }
 
 fn mentions(pid: Pid, directory: &Path) -> bool {

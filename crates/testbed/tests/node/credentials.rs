@@ -1,0 +1,206 @@
+//! Whose keys an engine works with, and where they lie.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::kubelet::Volume;
+use s3csi_testbed::store::{Account, Store as _};
+use tonic::Code;
+
+use crate::world::{BUCKET, PV, World, check_refused, pod, volume};
+
+/// The user and group that the mounter runs as.
+const MOUNTER: u32 = 1000;
+
+/// A bucket that only the second account may use.
+const SECOND_BUCKET: &str = "second-bucket";
+
+fn second(world: &World<'_>) -> Account {
+    let account = Account::named("second");
+    world.store.add_account(&account).unwrap();
+    world.store.create_bucket(SECOND_BUCKET, &account).unwrap();
+    account
+}
+
+fn of_second_bucket(account: &Account) -> Volume {
+    Volume::new(SECOND_BUCKET, "pv-second", &pod(1)).with_secret(&account.access_key, &account.secret_key)
+}
+
+fn credentials_file(world: &World<'_>) -> PathBuf {
+    world.place().join("credentials/s3-csi-credentials")
+}
+
+fn profile(account: &Account) -> String {
+    let Account { access_key, secret_key } = account;
+    format!("[s3-csi]\naws_access_key_id={access_key}\naws_secret_access_key={secret_key}\n")
+}
+
+/// Mode, user and group.
+fn ownership(path: &Path) -> (u32, u32, u32) {
+    let found = fs::metadata(path).unwrap();
+    (found.mode() & 0o7777, found.uid(), found.gid())
+}
+
+/// Files beneath a directory that contain the text. Mounts are not entered.
+fn files_with(directory: &Path, text: &str, mounts: &[PathBuf]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        let (path, kind) = (entry.path(), entry.file_type().unwrap());
+        if kind.is_dir() && !mounts.contains(&path) {
+            found.extend(files_with(&path, text, mounts));
+        } else if kind.is_file() && contains(&path, text) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+fn contains(path: &Path, text: &str) -> bool {
+    fs::read(path).unwrap().windows(text.len()).any(|it| it == text.as_bytes())
+}
+
+#[test]
+fn driver_keys_are_in_one_file_that_only_the_mounter_reads() {
+    let fixture = Fixture::new("credentials-driver");
+    let world = World::start(&fixture);
+    world.publish(&volume(1));
+    let account = world.store.account();
+
+    let file = credentials_file(&world);
+    assert_eq!(fs::read_to_string(&file).unwrap(), profile(account));
+    assert_eq!(fs::read_to_string(file.with_file_name("s3-csi-config")).unwrap(), "[profile s3-csi]\n");
+    assert_eq!(ownership(&file), (0o640, 0, MOUNTER));
+    assert_eq!(ownership(file.parent().unwrap()), (0o2750, 0, MOUNTER));
+    assert_eq!(ownership(&world.place()), (0o2770, 0, MOUNTER));
+    assert_eq!(files_with(fixture.directory(), &account.secret_key, &world.mounts()), [file]);
+    for file in ["environ", "cmdline"] {
+        let path = PathBuf::from(format!("/proc/{}/{file}", world.engine()));
+        assert!(!contains(&path, &account.secret_key), "{} shows the key", path.display());
+    }
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+}
+
+#[test]
+fn a_secret_s_keys_are_used_and_the_driver_s_are_not() {
+    let fixture = Fixture::new("credentials-secret");
+    let world = World::start(&fixture);
+    let account = second(&world);
+    let volume = of_second_bucket(&account);
+    let target = world.publish(&volume);
+    fs::write(target.join("mine"), "x").unwrap();
+    assert_eq!(world.store.keys(SECOND_BUCKET), ["mine"]);
+    assert_eq!(fs::read_to_string(credentials_file(&world)).unwrap(), profile(&account));
+
+    // The driver's own account may not use that bucket.
+    let stranger = Volume { secrets: [].into(), attributes: [].into(), pod_uid: pod(2), ..volume.clone() };
+    check_refused(world.try_publish(&stranger), Code::PermissionDenied, &["Could not mount", SECOND_BUCKET]);
+
+    world.unpublish(&volume);
+    world.check_nothing_left();
+}
+
+#[test]
+fn secret_without_a_secret_is_refused_and_never_the_driver_s_keys() {
+    let fixture = Fixture::new("credentials-none");
+    let world = World::start(&fixture);
+    let mut volume = volume(1);
+    volume.attributes.insert("authenticationSource".to_owned(), "secret".to_owned());
+    check_refused(world.try_publish(&volume), Code::Unauthenticated, &["no usable Secret", "nodePublishSecretRef"]);
+    assert_eq!(world.store.requests(), [], "nobody may ask the store");
+    world.check_nothing_left();
+}
+
+#[test]
+fn a_wrong_secret_is_refused_in_the_store_s_words() {
+    let fixture = Fixture::new("credentials-wrong");
+    let world = World::start(&fixture);
+    let account = world.store.account().clone();
+    for (id, key) in [(account.access_key.as_str(), "wrong"), ("nobody", "wrong")] {
+        let volume = volume(1).with_secret(id, key);
+        let words = ["Could not mount", BUCKET, PV];
+        check_refused(world.try_publish(&volume), Code::Unauthenticated, &words);
+        world.check_nothing_left();
+    }
+}
+
+#[test]
+fn a_session_token_is_passed_on() {
+    let fixture = Fixture::new("credentials-token");
+    let world = World::start(&fixture);
+    let account = world.store.account().clone();
+    let mut volume = volume(1).with_secret(&account.access_key, &account.secret_key);
+    volume.secrets.insert("session_token".to_owned(), "token-NeverPrintThis".to_owned());
+    volume.secrets.insert("unknown".to_owned(), "whatever".to_owned());
+    let target = world.publish(&volume);
+    fs::write(target.join("file"), "x").unwrap();
+    let expected = format!("{}aws_session_token=token-NeverPrintThis\n", profile(&account));
+    assert_eq!(fs::read_to_string(credentials_file(&world)).unwrap(), expected);
+    world.unpublish(&volume);
+}
+
+#[test]
+fn a_rotated_secret_is_written_by_the_next_publish_without_a_new_mount() {
+    let fixture = Fixture::new("credentials-rotated");
+    let world = World::start(&fixture);
+    let old = second(&world);
+    let volume = of_second_bucket(&old);
+    let target = world.publish(&volume);
+    fs::write(target.join("before"), "x").unwrap();
+    let (engine, inode) = (world.engine(), fs::metadata(credentials_file(&world)).unwrap().ino());
+
+    let new = Account::new(&old.access_key, "rotated-NeverPrintThis");
+    world.store.add_account(&new).unwrap();
+    let volume = of_second_bucket(&new);
+    world.publish(&volume);
+    let file = credentials_file(&world);
+    assert_eq!(fs::read_to_string(&file).unwrap(), profile(&new));
+    assert_eq!(ownership(&file), (0o640, 0, MOUNTER));
+    assert_ne!(fs::metadata(&file).unwrap().ino(), inode, "written by rename, never half");
+    assert_eq!(files_with(fixture.directory(), &old.secret_key, &world.mounts()), [PathBuf::new(); 0]);
+    assert_eq!(world.engine(), engine);
+
+    // Whoever serves the source next works with the new key.
+    world.kill_engine();
+    world.publish(&volume);
+    fs::write(target.join("after"), "x").unwrap();
+    assert_eq!(world.store.keys(SECOND_BUCKET), ["after", "before"]);
+    world.unpublish(&volume);
+    world.check_nothing_left();
+}
+
+#[test]
+fn rotated_driver_keys_arrive_with_the_restarted_plugin() {
+    let fixture = Fixture::new("credentials-restart");
+    let mut world = World::start(&fixture);
+    let target = world.publish(&volume(1));
+    let new = Account::new(&world.store.account().access_key, "rotated-NeverPrintThis");
+    world.store.add_account(&new).unwrap();
+    assert!(world.stop_node());
+    world.plugin.set_account(Some(new.clone()));
+    world.start_node();
+    world.publish(&volume(1));
+    assert_eq!(fs::read_to_string(credentials_file(&world)).unwrap(), profile(&new));
+    world.kill_engine();
+    world.publish(&volume(1));
+    fs::write(target.join("after"), "x").unwrap();
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+}
+
+#[test]
+fn a_driver_without_keys_serves_volumes_that_bring_their_own() {
+    let fixture = Fixture::new("credentials-no-driver-keys");
+    let world = World::start_with(&fixture, |it| it.account = None);
+    let words = ["the driver has no credentials", "AWS_ACCESS_KEY_ID", "nodePublishSecretRef"];
+    check_refused(world.try_publish(&volume(1)), Code::Unauthenticated, &words);
+    world.check_nothing_left();
+
+    let account = world.store.account().clone();
+    let volume = volume(1).with_secret(&account.access_key, &account.secret_key);
+    fs::write(world.publish(&volume).join("file"), "x").unwrap();
+    world.unpublish(&volume);
+    world.check_nothing_left();
+}

@@ -1,0 +1,139 @@
+//! An engine that neither answers nor ends: nobody may wait for it for long, and nothing of it may stay.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::store::Store as _;
+use s3csi_testbed::wait::wait_for;
+
+use crate::world::{BUCKET, World, device, volume};
+
+const LONGEST_UNPUBLISH: Duration = Duration::from_secs(10);
+
+/// Stops the engine and answers which it was. The node is told nothing.
+fn freeze_engine(world: &World<'_>) -> Pid {
+    let engine = world.engine();
+    kill_process(engine, Signal::STOP).unwrap();
+    wait_for("the engine stands still", || states(engine).iter().all(|it| *it == 'T'));
+    engine
+}
+
+/// The states of a process's threads, as in /proc.
+fn states(process: Pid) -> Vec<char> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    threads.filter_map(|it| state(&it.path())).collect()
+}
+
+/// Whether the process waits for an answer of a FUSE server.
+fn waits_for_fuse(process: Pid) -> bool {
+    let place = fs::read_to_string(format!("/proc/{process}/wchan")).unwrap_or_default();
+    place.contains("fuse") || place.contains("request_wait_answer") || states(process).contains(&'D')
+}
+
+fn state(thread: &Path) -> Option<char> {
+    let text = fs::read_to_string(thread.join("stat")).ok()?;
+    text.rsplit_once(')')?.1.trim_start().chars().next()
+}
+
+/// No thread of the node plugin, the mounter or this test waits in the kernel where no signal reaches it.
+fn check_nobody_hangs(world: &World<'_>) {
+    let processes = [world.node().pid(), world.mounter().pid(), rustix::process::getpid()];
+    for process in processes {
+        // A thread may be there for a moment at any time, when it reads from a disk.
+        wait_for("no thread hangs", || !states(process).contains(&'D'));
+    }
+}
+
+#[track_caller]
+fn check_unpublish_is_quick(world: &World<'_>, number: u32) {
+    let start = Instant::now();
+    world.unpublish(&volume(number));
+    assert!(start.elapsed() < LONGEST_UNPUBLISH, "took {:?}", start.elapsed());
+}
+
+#[test]
+fn unpublish_does_not_wait_for_a_frozen_engine_and_ends_it() {
+    let fixture = Fixture::new("hung-unpublish");
+    let world = World::start(&fixture);
+    let target = world.publish(&volume(1));
+    let engine = freeze_engine(&world);
+    check_unpublish_is_quick(&world, 1);
+    assert!(!target.exists());
+    assert!(!world.engines().contains(&engine));
+    check_nobody_hangs(&world);
+    world.check_nothing_left();
+}
+
+#[test]
+fn unpublish_frees_a_reader_that_waits_for_a_frozen_engine() {
+    let fixture = Fixture::new("hung-reader");
+    let world = World::start(&fixture);
+    world.store.put_object(BUCKET, "file", b"content").unwrap();
+    let target = world.publish(&volume(1));
+    freeze_engine(&world);
+    let mut reader = Command::new("cat").arg(target.join("file")).stdout(Stdio::null()).spawn().unwrap();
+    let pid = Pid::from_child(&reader);
+    wait_for("the reader waits for the engine", || {
+        assert_eq!(reader.try_wait().unwrap(), None, "the reader did not wait");
+        waits_for_fuse(pid)
+    });
+
+    check_unpublish_is_quick(&world, 1);
+    assert!(!reader.wait().unwrap().success(), "the reader must get an error");
+    check_nobody_hangs(&world);
+    world.check_nothing_left();
+}
+
+#[test]
+fn unpublish_of_one_target_leaves_the_frozen_engine_to_the_other() {
+    let fixture = Fixture::new("hung-shared");
+    let world = World::start(&fixture);
+    world.publish(&volume(1));
+    let other = world.publish(&volume(2));
+    let engine = freeze_engine(&world);
+    check_unpublish_is_quick(&world, 1);
+    kill_process(engine, Signal::CONT).unwrap();
+    fs::write(other.join("file"), "x").unwrap();
+    world.unpublish(&volume(2));
+    world.check_nothing_left();
+}
+
+#[test]
+fn the_next_publish_replaces_a_frozen_engine() {
+    let fixture = Fixture::new("hung-publish");
+    let world = World::start(&fixture);
+    let target = world.publish(&volume(1));
+    fs::write(target.join("kept"), "x").unwrap();
+    let engine = freeze_engine(&world);
+    world.publish(&volume(1));
+    assert_eq!(fs::read_to_string(target.join("kept")).unwrap(), "x");
+    assert_ne!(world.engine(), engine);
+    check_nobody_hangs(&world);
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+}
+
+#[test]
+fn other_volumes_are_served_while_one_engine_is_frozen() {
+    let fixture = Fixture::new("hung-others");
+    let world = World::start(&fixture);
+    let frozen = world.publish(&volume(1));
+    let engine = freeze_engine(&world);
+    let mut other = volume(2);
+    other.pv = "pv-2".to_owned();
+    other.bucket = "bucket-2".to_owned();
+    let start = Instant::now();
+    let target = world.publish(&other);
+    assert!(start.elapsed() < LONGEST_UNPUBLISH, "took {:?}", start.elapsed());
+    fs::write(target.join("file"), "x").unwrap();
+    world.unpublish(&other);
+
+    kill_process(engine, Signal::CONT).unwrap();
+    assert_ne!(device(&frozen), device(frozen.parent().unwrap()));
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+}

@@ -1,0 +1,16 @@
+//! The node plugin with everything real behind it: sockets, mounter, engine, kernel and an S3 server. Each test has a
+//! node of its own and proves at its end that nothing is left of it.
+
+mod basics;
+mod concurrency;
+mod crashes;
+mod credentials;
+mod engine_words;
+mod groups;
+mod hung;
+mod read_only;
+mod repair;
+mod service;
+mod sharing;
+mod world;
+mod wrong_input;

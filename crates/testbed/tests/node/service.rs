@@ -1,0 +1,231 @@
+//! The plugin as a process: its sockets, its health, its log, its start and its end.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use s3csi_driver::csi::proto::{GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest, ProbeRequest};
+use s3csi_testbed::environment;
+use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::kubelet::{Kubelet, Volume};
+use s3csi_testbed::plugin::DRIVER_NAME;
+use s3csi_testbed::process::command;
+use s3csi_testbed::s3::{Effect, Fault};
+use s3csi_testbed::wait::wait_for;
+use tonic::Code;
+
+use crate::world::{BUCKET, World, check_refused, pod, volume};
+
+#[test]
+fn the_plugin_says_who_it_is() {
+    let fixture = Fixture::new("service-identity");
+    let world = World::start(&fixture);
+    let (mut identity, mut node) = (world.kubelet.identity(), world.kubelet.node());
+    let run = &world.runtime;
+    let info = run.block_on(identity.get_plugin_info(GetPluginInfoRequest {})).unwrap().into_inner();
+    assert_eq!((info.name.as_str(), info.vendor_version.as_str()), (DRIVER_NAME, env!("CARGO_PKG_VERSION")));
+    let probe = run.block_on(identity.probe(ProbeRequest {})).unwrap().into_inner();
+    assert_eq!(probe.ready, Some(true));
+    let capabilities = run.block_on(identity.get_plugin_capabilities(GetPluginCapabilitiesRequest {})).unwrap();
+    assert_eq!(capabilities.into_inner().capabilities, []);
+    let info = run.block_on(node.node_get_info(NodeGetInfoRequest {})).unwrap().into_inner();
+    assert_eq!(info.node_id, "node-1");
+    assert_eq!(info.accessible_topology, None);
+}
+
+#[test]
+fn sockets_are_for_root_only_and_go_with_the_plugin() {
+    let fixture = Fixture::new("service-sockets");
+    let mut world = World::start(&fixture);
+    let sockets = [world.plugin.csi_socket(), world.plugin.registration_socket()];
+    for socket in &sockets {
+        assert_eq!(fs::metadata(socket).unwrap().permissions().mode() & 0o777, 0o600, "{}", socket.display());
+    }
+    assert!(world.stop_node());
+    for socket in &sockets {
+        assert!(!socket.exists(), "{}", socket.display());
+    }
+}
+
+#[test]
+fn sockets_of_a_dead_plugin_are_replaced() {
+    let fixture = Fixture::new("service-stale");
+    let mut world = World::start(&fixture);
+    world.kill_node();
+    assert!(fs::symlink_metadata(world.plugin.csi_socket()).unwrap().file_type().is_socket());
+    world.start_node();
+    world.publish(&volume(1));
+    world.unpublish(&volume(1));
+}
+
+#[test]
+fn kubelet_registers_the_plugin_without_a_sidecar() {
+    let fixture = Fixture::new("service-registration");
+    let world = World::start(&fixture);
+    let info = world.runtime.block_on(Kubelet::register(&world.plugin.registration_socket())).unwrap();
+    assert_eq!((info.r#type.as_str(), info.name.as_str()), ("CSIPlugin", DRIVER_NAME));
+    assert_eq!(Path::new(&info.endpoint), world.plugin.csi_socket());
+    assert_eq!(info.supported_versions, ["1.0.0"]);
+    world.node().wait_for_log("registered with kubelet");
+}
+
+#[test]
+fn registration_can_be_left_to_somebody_else() {
+    let fixture = Fixture::new("service-no-registration");
+    let mut world = World::prepare(&fixture);
+    world.start_node_with(&["--registration", "off"]);
+    assert!(!world.plugin.registration_socket().exists());
+}
+
+#[test]
+fn a_call_in_flight_is_finished_before_the_plugin_ends() {
+    let fixture = Fixture::new("service-graceful");
+    let mut world = World::start(&fixture);
+    let frozen = world.store.inject(Fault::new(Effect::Frozen).bucket(BUCKET));
+    let call = world.publish_in_background(&volume(1));
+    wait_for("the call is under way", || 0 < frozen.hits());
+
+    world.node().signal(Signal::TERM);
+    world.node().wait_for_log("finishing the calls in flight");
+    wait_for("kubelet is told", || !world.plugin.registration_socket().exists());
+    assert!(world.node().is_running());
+    frozen.release();
+    let target = world.runtime.block_on(call).unwrap().unwrap();
+    assert!(world.stop_node(), "the plugin must end with code 0");
+
+    // The mount is the next plugin's now.
+    fs::write(target.join("file"), "x").unwrap();
+    world.start_node();
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+}
+
+/// Status and body of an answer to one GET.
+fn get(address: &str, path: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let status = text.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, text.split_once("\r\n\r\n").unwrap().1.to_owned())
+}
+
+#[test]
+fn health_is_that_of_the_csi_socket() {
+    let fixture = Fixture::new("service-health");
+    let mut world = World::prepare(&fixture);
+    world.start_node_with(&["--health-address", "127.0.0.1:0"]);
+    world.node().wait_for_log("serving /healthz");
+    let log = world.node().errors();
+    let address = log.lines().find_map(|it| it.split("address=").nth(1)).unwrap().split(' ').next().unwrap().to_owned();
+
+    assert_eq!(get(&address, "/healthz"), (200, "ok\n".to_owned()));
+    assert_eq!(get(&address, "/other").0, 404);
+    fs::remove_file(world.plugin.csi_socket()).unwrap();
+    let (status, body) = get(&address, "/healthz");
+    assert_eq!(status, 503);
+    assert!(body.contains("the CSI socket cannot be reached"), "{body}");
+}
+
+#[test]
+fn the_json_log_has_one_event_per_call() {
+    let fixture = Fixture::new("service-json");
+    let mut world = World::prepare(&fixture);
+    world.start_mounter();
+    world.start_node_with(&["--log-format", "json"]);
+    world.publish(&volume(1));
+    world.unpublish(&volume(1));
+    let stranger = Volume::new("no-such-bucket", "pv", &pod(2));
+    check_refused(world.try_publish(&stranger), Code::NotFound, &[]);
+
+    let log = world.node().errors();
+    let events: Vec<serde_json::Value> = log.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+    let calls: Vec<&serde_json::Value> = events.iter().filter(|it| it.get("method").is_some()).collect();
+    let text = |event: &serde_json::Value, key: &str| event[key].as_str().unwrap_or_default().to_owned();
+    let summary: Vec<_> = calls.iter().map(|it| [text(it, "level"), text(it, "method"), text(it, "code")]).collect();
+    assert_eq!(
+        summary,
+        [
+            ["INFO", "NodePublishVolume", ""],
+            ["INFO", "NodeUnpublishVolume", ""],
+            ["WARN", "NodePublishVolume", "NotFound"],
+        ]
+    );
+    let expected = BTreeMap::from([
+        ("volume", volume(1).handle),
+        ("target", world.kubelet.target(&volume(1)).display().to_string()),
+    ]);
+    for (key, value) in expected {
+        assert_eq!(text(calls[0], key), value);
+    }
+    assert!(calls[0]["seconds"].as_f64().is_some_and(|it| 0.0 < it));
+    assert!(text(calls[2], "error").contains("no-such-bucket"));
+}
+
+/// Runs `s3csi` to its end.
+fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = command(&environment::product("s3csi").unwrap());
+    command.args(arguments).envs(variables.iter().copied()).output().unwrap()
+}
+
+#[track_caller]
+fn check_start_fails(arguments: &[&str], variables: &[(&str, &str)], words: &[&str]) {
+    let output = run(arguments, variables);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    for word in words {
+        assert!(text.contains(word), "{word:?} is missing in: {text}");
+    }
+    assert!(!text.contains("stack backtrace"), "{text}");
+}
+
+#[test]
+fn a_plugin_that_cannot_start_says_what_to_set() {
+    let name = ("CSI_NODE_NAME", "node-1");
+    let url = ("AWS_ENDPOINT_URL", "http://127.0.0.1:1");
+    let words = ["AWS_ENDPOINT_URL environment variable must be set", "--s3-endpoint-url"];
+    check_start_fails(&["node"], &[name], &words);
+    check_start_fails(&["node"], &[name, ("AWS_ENDPOINT_URL", "")], &words);
+    let words = ["node-id is required", "CSI_NODE_NAME"];
+    check_start_fails(&["node"], &[url], &words);
+    check_start_fails(&["node", "--node-id", ""], &[url], &words);
+    let words = ["AWS_ACCESS_KEY_ID is set but AWS_SECRET_ACCESS_KEY is not"];
+    check_start_fails(&["node"], &[name, url, ("AWS_ACCESS_KEY_ID", "a")], &words);
+    let keys = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "NeverPrintThis\n")];
+    check_start_fails(&["node"], &[name, url, keys[0], keys[1]], &["AWS_SECRET_ACCESS_KEY is empty or not printable"]);
+    check_start_fails(&["node", "--endpoint", "tcp://0.0.0.0:1"], &[name, url], &["must look like unix:/path"]);
+    check_start_fails(&["node", "--strategy", "magic"], &[name, url], &["magic", "daemon"]);
+    check_start_fails(&[], &[], &["Usage: s3csi"]);
+}
+
+#[test]
+fn a_file_in_the_socket_s_place_is_not_replaced() {
+    let fixture = Fixture::new("service-file");
+    let path = fixture.path("csi.sock");
+    fs::write(&path, "precious").unwrap();
+    let endpoint = format!("unix:{}", path.display());
+    let root = fixture.create_directory("kubelet");
+    let arguments = ["node", "--node-id", "n", "--endpoint", &endpoint, "--kubelet-path", root.to_str().unwrap()];
+    check_start_fails(&arguments, &[("AWS_ENDPOINT_URL", "http://127.0.0.1:1")], &["is not a socket", "--endpoint"]);
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn help_and_version() {
+    let help = run(&["node", "--help"], &[]);
+    let text = String::from_utf8_lossy(&help.stdout).into_owned();
+    assert!(help.status.success());
+    for word in ["--node-id", "CSI_NODE_NAME", "AWS_ENDPOINT_URL", "--health-address", "Example:"] {
+        assert!(text.contains(word), "{word:?} is missing in: {text}");
+    }
+    assert!(!text.contains("--stop-after"), "a switch for tests is not for users");
+    let version = run(&["--version"], &[]);
+    assert_eq!(String::from_utf8_lossy(&version.stdout), format!("s3csi {}\n", env!("CARGO_PKG_VERSION")));
+}

@@ -1,0 +1,135 @@
+//! csi-sanity, the CSI project's own test suite for drivers, against the node plugin's socket: first as it is, then with
+//! volumes, so that real mounts are behind the answers. What is skipped is listed here, each with its reason.
+
+mod provisioner;
+mod relay;
+mod report;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use s3csi_testbed::environment;
+use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::plugin::Plugin;
+use s3csi_testbed::process::command;
+use s3csi_testbed::s3::{Config, S3Server};
+
+use crate::relay::Relay;
+use crate::report::Report;
+
+/// Our capabilities announce none of this, so csi-sanity leaves it out by itself.
+const NOT_ANNOUNCED: [(&str, &str); 8] = [
+    ("Node Service / NodePublishVolume / with single node multi writer capability", "SINGLE_NODE_MULTI_WRITER"),
+    ("Node Service / NodeStageVolume", "STAGE_UNSTAGE_VOLUME"),
+    ("Node Service / NodeUnstageVolume", "STAGE_UNSTAGE_VOLUME"),
+    ("Node Service / NodeGetVolumeStats", "GET_VOLUME_STATS"),
+    ("Node Service / NodeExpandVolume", "EXPAND_VOLUME"),
+    ("Node Service / NodeGetVolumeHealth", "GET_VOLUME_HEALTH"),
+    ("Node Service / NodeGetStorageHealth", "GET_STORAGE_HEALTH"),
+    ("GroupController Service", "GROUP_CONTROLLER_SERVICE"),
+];
+
+/// The node announces no CONTROLLER_SERVICE. csi-sanity asks it all the same, so these are left out by their label.
+const CONTROLLER_TESTS: &str = r"\[Controller Server\]";
+
+/// Without a Controller service there is no volume to do this with; the second run has one.
+const NEEDS_A_VOLUME: [&str; 3] = [
+    "Node Service / NodeUnpublishVolume / should remove target path",
+    "Node Service / should be idempotent",
+    "Node Service / should work",
+];
+
+const LONGEST_RUN: Duration = Duration::from_secs(120);
+
+#[test]
+fn the_node_plugin_as_it_is() {
+    let fixture = Fixture::new("sanity-plain");
+    let store = S3Server::start_blocking(Config::default()).unwrap();
+    let plugin = Plugin::new(&fixture, &store).unwrap();
+    let node = plugin.start_node().unwrap();
+
+    let make = script(&fixture, "make", "mkdir -p \"$1\" && echo \"$1\"");
+    let report = run(&fixture, &plugin.csi_socket(), |it| {
+        it.arg("-csi.mountdir").arg(fixture.path("mount"));
+        // Given this without a command that checks, csi-sanity does not ask for a volume to unpublish.
+        it.arg("-csi.createmountpathcmd").arg(&make);
+    });
+    report.check_nothing_failed();
+    report.check_passed(&[
+        "Identity Service / GetPluginCapabilities / should return appropriate capabilities",
+        "Identity Service / GetPluginInfo / should return appropriate information",
+        "Identity Service / Probe / should return appropriate information",
+        "Node Service / NodeGetCapabilities / should return appropriate capabilities",
+        "Node Service / NodeGetInfo / should return appropriate values",
+        "Node Service / NodePublishVolume / should fail when no target path is provided",
+        "Node Service / NodePublishVolume / should fail when no volume capability is provided",
+        "Node Service / NodePublishVolume / should fail when no volume id is provided",
+        "Node Service / NodeUnpublishVolume / should fail when no target path is provided",
+        "Node Service / NodeUnpublishVolume / should fail when no volume id is provided",
+    ]);
+    let expected: Vec<&str> = NOT_ANNOUNCED.iter().map(|it| it.0).chain(NEEDS_A_VOLUME).collect();
+    report.check_skipped(&expected);
+
+    assert!(node.terminate().success());
+}
+
+#[test]
+fn the_node_plugin_with_volumes() {
+    let fixture = Fixture::new("sanity-volumes");
+    let store = S3Server::start_blocking(Config::default()).unwrap();
+    let plugin = Plugin::new(&fixture, &store).unwrap();
+    let mounter = plugin.start_mounter().unwrap();
+    let node = plugin.start_node().unwrap();
+    let relay = Relay::start(&fixture.path("relay.sock"), &plugin.csi_socket(), store);
+
+    // csi-sanity names the target itself: `target` in this directory. The relay turns that into kubelet's `mount`.
+    let parent = plugin.kubelet_root().join("pods/11111111-aaaa-4aaa-8aaa-aaaaaaaaaaaa/volumes/kubernetes.io~csi/pv");
+    let make = script(&fixture, "make", "mkdir -p \"$1\" && echo \"$1\"");
+    let remove = script(&fixture, "remove", "rmdir \"$1\"");
+    let check = script(
+        &fixture,
+        "check",
+        "path=\"${1%/target}/mount\"; if [ -d \"$path\" ]; then echo directory; \
+         elif [ -e \"$path\" ]; then echo other; else echo not_found; fi",
+    );
+    let report = run(&fixture, relay.socket(), |it| {
+        it.arg("-csi.mountdir").arg(&parent).arg("-csi.createmountpathcmd").arg(&make);
+        it.arg("-csi.removemountpathcmd").arg(&remove).arg("-csi.checkpathcmd").arg(&check);
+    });
+    report.check_nothing_failed();
+    report.check_includes(&NEEDS_A_VOLUME);
+    let expected: Vec<&str> = NOT_ANNOUNCED.iter().map(|it| it.0).collect();
+    report.check_skipped(&expected);
+    assert!(relay.mounted() > 10, "only {} publishes ended in a mount", relay.mounted());
+
+    drop(relay);
+    assert!(node.terminate().success());
+    assert!(mounter.terminate().success());
+}
+
+/// Runs csi-sanity to its end.
+fn run(fixture: &Fixture, endpoint: &Path, configure: impl FnOnce(&mut Command)) -> Report {
+    let file = fixture.path("report.json");
+    let mut sanity = command(&environment::tool("csi-sanity").unwrap());
+    sanity.arg(format!("-csi.endpoint=unix:{}", endpoint.display()));
+    sanity.arg(format!("--ginkgo.json-report={}", file.display()));
+    sanity.arg(format!("--ginkgo.skip={CONTROLLER_TESTS}"));
+    sanity.args(["--ginkgo.no-color", "--ginkgo.v", "-csi.stagingdir"]).arg(fixture.path("staging"));
+    configure(&mut sanity);
+    let sanity = fixture.start("csi-sanity", &mut sanity).unwrap();
+    let status = sanity.wait(LONGEST_RUN).expect("csi-sanity does not end");
+    let report = Report::read(&file);
+    report.check_nothing_failed();
+    assert!(status.success(), "csi-sanity: {status}: {sanity}");
+    report
+}
+
+fn script(fixture: &Fixture, name: &str, body: &str) -> PathBuf {
+    let path = fixture.path(name);
+    fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
