@@ -1,6 +1,7 @@
 //! The target: a bind of the source, made, renewed and taken away.
 
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use s3csi_core::publish::Access;
@@ -11,6 +12,12 @@ use crate::host::{Device, Host, HostError, Mount, Probe};
 
 /// The source has just answered, so its bind does, too.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+
+/// Kubelet and monitors look into volumes now and then, for a moment only. Who uses one stays longer.
+const FREE_WITHIN: Duration = Duration::from_secs(2);
+
+/// How often a target in use is tried again; the kernel tells nobody when it is free.
+const TRY_EVERY: Duration = Duration::from_millis(20);
 
 /// Kubelet makes the directories above with this mode, too.
 const TARGET_MODE: u32 = 0o750;
@@ -77,13 +84,11 @@ pub fn remove(host: &dyn Host, target: &Path, steps: Steps) -> Result<(), Unpubl
     Ok(())
 }
 
-/// A target with open files: somebody else on this host uses it. Alive, that is an error they can end; dead, nobody
-/// gets anything from it any more and it goes at once.
+/// A target with open files: somebody else on this host uses it. Alive, that is an error they can end if it lasts; dead,
+/// nobody gets anything from it any more and it goes at once.
 fn release(host: &dyn Host, target: &Path, device: Device, busy: HostError) -> Result<(), UnpublishError> {
     match host.probe(target, Instant::now() + Duration::from_secs(2)) {
-        Probe::Alive { .. } | Probe::Unknown(_) => {
-            return Err(UnpublishError::InUse { target: target.to_owned(), cause: busy });
-        }
+        Probe::Alive { .. } | Probe::Unknown(_) => return unmount_once_free(host, target, busy),
         Probe::Hung => {
             if let Err(error) = host.abort(device) {
                 tracing::warn!(?target, %error, "hung connection not aborted");
@@ -92,4 +97,18 @@ fn release(host: &dyn Host, target: &Path, device: Device, busy: HostError) -> R
         Probe::Dead(_) | Probe::Missing => {}
     }
     host.detach(target).map_err(|cause| UnpublishError::Unmount { target: target.to_owned(), cause })
+}
+
+fn unmount_once_free(host: &dyn Host, target: &Path, mut busy: HostError) -> Result<(), UnpublishError> {
+    tracing::debug!(?target, "target is in use, trying again for a moment");
+    let deadline = Instant::now() + FREE_WITHIN;
+    while Instant::now() < deadline {
+        thread::sleep(TRY_EVERY);
+        match host.unmount(target) {
+            Ok(()) => return Ok(()),
+            Err(again @ HostError::Busy { .. }) => busy = again,
+            Err(cause) => return Err(UnpublishError::Unmount { target: target.to_owned(), cause }),
+        }
+    }
+    Err(UnpublishError::InUse { target: target.to_owned(), cause: busy })
 }

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::kubelet::Volume;
 use s3csi_testbed::store::Store as _;
+use s3csi_testbed::wait::wait_for;
 use tonic::Code;
 
 use crate::world::{BUCKET, World, check_refused, device, names_in, pod, volume};
@@ -115,6 +116,21 @@ fn a_target_with_an_open_file_stays_until_it_is_closed() {
 
     drop(open);
     world.unpublish(&volume(1));
+    world.check_nothing_left();
+}
+
+#[test]
+fn a_short_look_into_a_volume_does_not_keep_it_from_being_unpublished() {
+    let fixture = Fixture::new("basics-look");
+    let world = World::start(&fixture);
+    world.store.put_object(BUCKET, "open.txt", b"x").unwrap();
+    let target = world.publish(&volume(1));
+    let open = fs::File::open(target.join("open.txt")).unwrap();
+    let unpublish = world.unpublish_in_background(&volume(1));
+    // It has found the target in use by now, or finds it free.
+    wait_for("unpublish is under way", || world.node().log_contains("target is in use") || unpublish.is_finished());
+    drop(open);
+    world.runtime.block_on(unpublish).unwrap().unwrap();
     world.check_nothing_left();
 }
 

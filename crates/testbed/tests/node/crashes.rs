@@ -28,11 +28,15 @@ fn kill_also(world: &mut World<'_>, also: Also) {
         world.start_mounter();
     }
     if matches!(also, Also::Engines | Also::MounterAndEngines) {
-        for engine in world.engines() {
-            // It may have ended by itself.
-            let _ = kill_process(engine, Signal::KILL);
-        }
-        wait_for("no engine runs", || world.engines().is_empty());
+        // The mounter may only now be starting one.
+        wait_for("no engine runs", || {
+            let engines = world.engines();
+            for engine in &engines {
+                // It may have ended by itself.
+                let _ = kill_process(*engine, Signal::KILL);
+            }
+            engines.is_empty()
+        });
     }
 }
 

@@ -159,7 +159,7 @@ fn a_rotated_secret_is_written_by_the_next_publish_without_a_new_mount() {
     assert_eq!(fs::read_to_string(&file).unwrap(), profile(&new));
     assert_eq!(ownership(&file), (0o640, 0, MOUNTER));
     assert_ne!(fs::metadata(&file).unwrap().ino(), inode, "written by rename, never half");
-    assert_eq!(files_with(fixture.directory(), &old.secret_key, &world.mounts()), [PathBuf::new(); 0]);
+    assert!(files_with(fixture.directory(), &old.secret_key, &world.mounts()).is_empty(), "the old key is still there");
     assert_eq!(world.engine(), engine);
 
     // Whoever serves the source next works with the new key.

@@ -167,7 +167,7 @@ fn a_source_that_somebody_unmounted_is_mounted_again() {
     let world = World::start(&fixture);
     let target = world.publish(&volume(1));
     fs::write(target.join("kept"), "x").unwrap();
-    unmount(&world.source(), UnmountFlags::empty()).unwrap();
+    unmount(world.source(), UnmountFlags::empty()).unwrap();
 
     world.publish(&volume(1));
     let other = world.publish(&volume(2));
@@ -184,7 +184,7 @@ fn a_target_whose_source_somebody_unmounted_is_unpublished_with_its_engine() {
     let fixture = Fixture::new("repair-source-gone");
     let world = World::start(&fixture);
     world.publish(&volume(1));
-    unmount(&world.source(), UnmountFlags::empty()).unwrap();
+    unmount(world.source(), UnmountFlags::empty()).unwrap();
     world.unpublish(&volume(1));
     world.check_nothing_left();
 }

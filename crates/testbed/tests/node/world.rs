@@ -135,6 +135,11 @@ impl<'a> World<'a> {
         self.runtime.spawn(async move { kubelet.publish(&volume).await })
     }
 
+    pub fn unpublish_in_background(&self, volume: &Volume) -> tokio::task::JoinHandle<Result<(), Status>> {
+        let (kubelet, volume) = (self.kubelet.clone(), volume.clone());
+        self.runtime.spawn(async move { kubelet.unpublish(&volume).await })
+    }
+
     /// Engines of this node, whoever started them.
     pub fn engines(&self) -> Vec<Pid> {
         processes::running("mount-s3", self.fixture.directory())

@@ -32,7 +32,7 @@ const NOT_ANNOUNCED: [(&str, &str); 8] = [
     ("GroupController Service", "GROUP_CONTROLLER_SERVICE"),
 ];
 
-/// The node announces no CONTROLLER_SERVICE. csi-sanity asks it all the same, so these are left out by their label.
+/// The node announces no `CONTROLLER_SERVICE`. csi-sanity asks it all the same, so these are left out by their label.
 const CONTROLLER_TESTS: &str = r"\[Controller Server\]";
 
 /// Without a Controller service there is no volume to do this with; the second run has one.
@@ -42,7 +42,7 @@ const NEEDS_A_VOLUME: [&str; 3] = [
     "Node Service / should work",
 ];
 
-const LONGEST_RUN: Duration = Duration::from_secs(120);
+const LONGEST_RUN: Duration = Duration::from_mins(2);
 
 #[test]
 fn the_node_plugin_as_it_is() {

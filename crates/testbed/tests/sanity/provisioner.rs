@@ -1,6 +1,7 @@
 //! Provides csi-sanity with volumes: a bucket each. Not under test, and nothing but that.
 
 use std::collections::HashMap;
+use std::hash::{Hash as _, Hasher as _};
 
 use s3csi_driver::csi::proto::controller_server::Controller;
 use s3csi_driver::csi::proto::controller_service_capability::{Rpc, Type, rpc};
@@ -16,7 +17,6 @@ use s3csi_driver::csi::proto::{
 };
 use s3csi_testbed::s3::S3Server;
 use s3csi_testbed::store::Store as _;
-use sha2::{Digest as _, Sha256};
 use tonic::{Request, Response, Status};
 
 pub struct Provisioner {
@@ -29,8 +29,10 @@ impl Controller for Provisioner {
         &self,
         request: Request<CreateVolumeRequest>,
     ) -> Result<Response<CreateVolumeResponse>, Status> {
-        let hash = Sha256::digest(request.into_inner().name);
-        let bucket: String = hash.iter().take(16).map(|it| format!("{it:02x}")).collect();
+        // Volume names are longer than bucket names may be, and the same name must mean the same bucket.
+        let mut hash = std::hash::DefaultHasher::new();
+        request.into_inner().name.hash(&mut hash);
+        let bucket = format!("sanity-{:016x}", hash.finish());
         self.store
             .create_bucket(&bucket, self.store.account())
             .map_err(|error| Status::internal(format!("no bucket: {error}")))?;
