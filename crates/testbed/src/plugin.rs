@@ -149,7 +149,9 @@ impl<'a> Plugin<'a> {
             command.env("AWS_ACCESS_KEY_ID", &account.access_key).env("AWS_SECRET_ACCESS_KEY", &account.secret_key);
         }
         let process = self.fixture.start("node", &mut command).map_err(PluginError::Start)?;
-        let socket = self.csi_socket();
+        // It registers last, once everything else answers.
+        let is_registering = !arguments.contains(&"off");
+        let socket = if is_registering { self.registration_socket() } else { self.csi_socket() };
         wait_for("the node plugin listens", || {
             assert!(process.is_running(), "the node plugin ended: {process}");
             std::os::unix::net::UnixStream::connect(&socket).is_ok()
