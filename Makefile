@@ -24,7 +24,7 @@ ISOLATED := scripts/isolated.sh
 # Which test program belongs to which stage. The architecture test fails when one of them is in no list.
 UNIT_TESTS := generated mounter
 NODE_TESTS := fixture host node
-ENGINE_TESTS := conformance
+ENGINE_TESTS := conformance resume
 SANITY_TESTS := sanity
 ARCHITECTURE_TESTS := architecture
 tests = $(addprefix --test ,$(1))

@@ -67,14 +67,27 @@ pub struct Connected {
     pub client: S3CrtClient,
     pub pool: PagedPool,
     pub memory_target: usize,
+    /// Where the bucket is.
+    pub region: String,
 }
 
-/// Makes a client and asks the server for one name in the bucket.
+/// How much of the server has to be seen before the client is believed to work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trial {
+    /// Ask for one name in the bucket.
+    Ask,
+    /// The bucket was served before, in this region. Whether it can be reached now does not matter: it may be back later, and
+    /// until then the applications hear of it.
+    Believe { region: String },
+}
+
+/// Makes a client that works.
 pub fn connect(
     arguments: &Arguments,
     environment: &Environment,
     path: &S3Path,
     witness: &Witness,
+    trial: Trial,
 ) -> Result<Connected, ConnectError> {
     if let Some(bundle) = &arguments.ca_bundle {
         TlsConfig::new()
@@ -84,7 +97,10 @@ pub fn connect(
     }
     let memory = memory_limit(arguments);
     let instance = InstanceInfo::new();
-    let region = autoconfigure::get_region(&instance, arguments.region.clone());
+    let region = match &trial {
+        Trial::Believe { region } if arguments.region.is_none() => Region::new_inferred(region.clone()),
+        Trial::Ask | Trial::Believe { .. } => autoconfigure::get_region(&instance, arguments.region.clone()),
+    };
     let region_name = region.as_str().to_owned();
     let throughput = throughput(arguments, &instance);
     let parts = |parts: &Arguments| part_config(parts).validate(memory).map_err(|cause| ConnectError::Memory { cause });
@@ -111,17 +127,20 @@ pub fn connect(
         .or_else(|| environment.endpoint_url.clone())
         .unwrap_or_else(|| format!("AWS in {region_name}"));
     let client = create(region, sizes)?;
-    let client = match probe::check(&client, path, &server, witness) {
-        Ok(()) => client,
+    let connected = |client, region| Connected { client, pool: pool.clone(), memory_target: memory.bytes(), region };
+    if trial != Trial::Ask {
+        return Ok(connected(client, region_name));
+    }
+    match probe::check(&client, path, &server, witness) {
+        Ok(()) => Ok(connected(client, region_name)),
         Err(ProbeError::OtherRegion { region, .. }) if arguments.region.is_none() => {
             tracing::warn!(region, "the bucket is in another region");
-            let client = create(Region::new_inferred(region), parts(arguments)?)?;
+            let client = create(Region::new_inferred(region.clone()), parts(arguments)?)?;
             probe::check(&client, path, &server, witness).map_err(ConnectError::Probe)?;
-            client
+            Ok(connected(client, region))
         }
-        Err(error) => return Err(ConnectError::Probe(error)),
-    };
-    Ok(Connected { client, pool, memory_target: memory.bytes() })
+        Err(error) => Err(ConnectError::Probe(error)),
+    }
 }
 
 /// The library's words for these are riddles.

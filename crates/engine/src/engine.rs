@@ -20,9 +20,10 @@ use mountpoint_s3_fs::{Runtime, S3Filesystem, S3FilesystemConfig, ServerSideEncr
 
 use crate::cli::{Arguments, BucketType, Environment, RenameMode, UploadChecksums};
 use crate::client::{MemoryBudget, Moves, StoreClient};
-use crate::connect::{self, ConnectError};
-use crate::front::{AfterMove, Front, Observed};
-use crate::session::{self, Access, MountError, MountOptions, SessionError};
+use crate::connect::{self, ConnectError, Trial};
+use crate::front::{AfterMove, Commits, Front, Observed, Table};
+use crate::session::{self, Access, Keeper, KeeperError, MountError, MountOptions, SessionError, Succession};
+use crate::state::{State, StateError, Turn};
 use crate::{background, logging};
 
 /// Attributes are believed this long when data is cached: without it, every read would ask the server first.
@@ -67,6 +68,12 @@ pub enum EngineError {
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
 
+    #[error("cannot be kept")]
+    Keeper(#[source] KeeperError),
+
+    #[error("cannot remember what is open")]
+    State(#[source] StateError),
+
     #[error("cannot serve the mount point")]
     Session(#[source] SessionError),
 
@@ -97,8 +104,21 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let path = arguments.s3_path().map_err(EngineError::Bucket)?;
     let mount_point = session::mount_point(arguments).map_err(EngineError::MountPoint)?;
 
-    let connected = connect::connect(arguments, environment, &path, &witness)
+    let (keeper, state) = match environment.keeper {
+        Some(descriptors) if arguments.foreground => {
+            Keeper::connect(descriptors).map(|(keeper, state)| (Some(keeper), state)).map_err(EngineError::Keeper)?
+        }
+        Some(_) | None => (None, State::private().map_err(EngineError::State)?),
+    };
+    let turn = state.turn();
+    let trial = match state.region() {
+        Some(region) if turn == Turn::Successor => Trial::Believe { region },
+        Some(_) | None => Trial::Ask,
+    };
+
+    let connected = connect::connect(arguments, environment, &path, &witness, trial)
         .map_err(|cause| EngineError::Connect { bucket: path.bucket.to_string(), cause })?;
+    state.note_region(&connected.region);
     let runtime = Runtime::new(connected.client.event_loop_group());
     let personality = personality(arguments, &path, &connected.client);
     let moves = moves(arguments.rename_mode, personality);
@@ -109,8 +129,9 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         buffers: MemoryBudget::within_target(connected.memory_target),
     };
 
-    let cache_directory = cache_directory(arguments, environment)?;
-    let prefetcher = prefetcher(arguments, &path, &client, &runtime, &connected.pool, cache_directory.as_ref())?;
+    let cache_directory = cache_directory(arguments, environment, turn)?;
+    let caches = Caches { directory: cache_directory.as_ref(), turn };
+    let prefetcher = prefetcher(arguments, &path, &client, &runtime, &connected.pool, caches)?;
     let config = file_system_config(arguments, personality);
     let superblock_config = SuperblockConfig { cache_config: config.cache_config.clone(), s3_personality: personality };
     let superblock = Observed(Superblock::new(client.clone(), path, superblock_config));
@@ -122,7 +143,11 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         unmounts_itself: arguments.auto_unmount,
     };
     let most_threads = usize::try_from(arguments.max_threads).unwrap_or(usize::MAX);
-    let (session, _stop) = session::start(Front::new(files, after_move), mount_point, &options, most_threads)
+    let commits = if arguments.incremental_upload { Commits::AtFlush } else { Commits::AtEnd };
+    let table = Arc::new(Table::new(state.clone()));
+    let front = Front::new(files, Arc::clone(&table), after_move, commits);
+    let succession = Succession { state: &state, keeper: keeper.as_ref() };
+    let (session, _stop) = session::start(front, mount_point, &options, most_threads, &succession, || table.load())
         .map_err(EngineError::Session)?;
     report(arguments, environment)?;
     session.join().map_err(|cause| EngineError::Ended { cause })?;
@@ -208,12 +233,25 @@ fn file_system_config(arguments: &Arguments, personality: S3Personality) -> S3Fi
     }
 }
 
-/// The library empties the directory now and when the returned value is dropped.
-fn cache_directory(arguments: &Arguments, environment: &Environment) -> Result<Option<ManagedCacheDir>, EngineError> {
+/// The library empties the directory now and when the returned value is dropped. A successor leaves it as it is: another
+/// engine may still use it, and what is in it is as good as before.
+fn cache_directory(
+    arguments: &Arguments,
+    environment: &Environment,
+    turn: Turn,
+) -> Result<Option<ManagedCacheDir>, EngineError> {
     let Some(path) = &arguments.cache else { return Ok(None) };
-    ManagedCacheDir::new_from_parent_with_cache_key(path, environment.cache_key.as_deref(), !environment.keeps_cache)
+    let empties = turn == Turn::First && !environment.keeps_cache;
+    ManagedCacheDir::new_from_parent_with_cache_key(path, environment.cache_key.as_deref(), empties)
         .map(Some)
         .map_err(|cause| EngineError::Cache { path: path.clone(), cause: Box::new(cause) })
+}
+
+/// Where read data is kept.
+#[derive(Clone, Copy)]
+struct Caches<'a> {
+    directory: Option<&'a ManagedCacheDir>,
+    turn: Turn,
 }
 
 /// What reads ahead of the application: from the server, through a disk cache, a shared cache or both.
@@ -223,20 +261,23 @@ fn prefetcher<C>(
     client: &C,
     runtime: &Runtime,
     pool: &PagedPool,
-    cache_directory: Option<&ManagedCacheDir>,
+    caches: Caches<'_>,
 ) -> Result<PrefetcherBuilder<C>, EngineError>
 where
     C: ObjectClient + Clone + Send + Sync + 'static,
 {
-    let disk = cache_directory.map(|directory| {
+    let disk = caches.directory.map(|directory| {
         let mebibytes = arguments.max_cache_size.map(|it| usize::try_from(it).unwrap_or(usize::MAX));
         let limit = mebibytes
             .map_or_else(CacheLimit::default, |it| CacheLimit::TotalSize { max_size: it.saturating_mul(1 << 20) });
         let config = DiskDataCacheConfig { cache_directory: directory.as_path_buf(), block_size: CACHE_BLOCK, limit };
         DiskDataCache::new(config, pool.clone())
     });
-    let shared =
-        arguments.cache_xz.as_deref().map(|bucket| shared_cache(arguments, path, client, bucket)).transpose()?;
+    let shared = arguments
+        .cache_xz
+        .as_deref()
+        .map(|bucket| shared_cache(arguments, path, client, bucket, caches.turn))
+        .transpose()?;
     let client = client.clone();
     Ok(match (disk, shared) {
         (None, None) => Prefetcher::default_builder(client),
@@ -253,6 +294,7 @@ fn shared_cache<C>(
     path: &S3Path,
     client: &C,
     bucket: &str,
+    turn: Turn,
 ) -> Result<ExpressDataCache<C>, EngineError>
 where
     C: ObjectClient + Clone + Send + Sync + 'static,
@@ -260,7 +302,9 @@ where
     let encryption = ServerSideEncryption::new(arguments.sse.clone(), arguments.sse_kms_key_id.clone());
     let config = ExpressDataCacheConfig::new(bucket, &path.bucket).sse(encryption);
     let cache = ExpressDataCache::new(client.clone(), config);
-    futures::executor::block_on(cache.verify_cache_valid())
-        .map_err(|cause| EngineError::SharedCache { bucket: bucket.to_owned(), cause: Box::new(cause) })?;
+    if turn == Turn::First {
+        futures::executor::block_on(cache.verify_cache_valid())
+            .map_err(|cause| EngineError::SharedCache { bucket: bucket.to_owned(), cause: Box::new(cause) })?;
+    }
     Ok(cache)
 }

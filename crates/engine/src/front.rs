@@ -8,24 +8,29 @@ mod handles;
 mod kernel;
 mod listing;
 mod opening;
-mod slots;
+mod resume;
 mod table;
 
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
 
-use fuser::FileType;
+use fuser::{FileAttr, FileType};
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::S3Filesystem;
 use mountpoint_s3_fs::fs::{Entry, Error, ToErrno};
 
 use handles::Handles;
-use slots::Kind;
-use table::{Table, TableError, Unneeded};
+use resume::{Attempt, Resuming};
+use table::{Found, TableError, Unneeded};
+
+use crate::state::{Kind, NEW};
 
 pub use opening::Observed;
+pub use table::Table;
 
 /// What the front does after a file was moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +43,20 @@ pub enum AfterMove {
 
 pub struct Front<C: ObjectClient + Clone + Send + Sync + 'static> {
     files: S3Filesystem<C>,
-    table: Table,
+    table: Arc<Table>,
     handles: Handles,
+    resuming: Resuming,
     after_move: AfterMove,
+    commits: Commits,
+}
+
+/// When something written is in the bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Commits {
+    /// When the upload of the whole file is completed.
+    AtEnd,
+    /// Whenever somebody closes or syncs the file.
+    AtFlush,
 }
 
 /// Why an operation fails: a number for the kernel, words for the log.
@@ -52,16 +68,17 @@ struct Failure {
 type Outcome<T> = Result<T, Failure>;
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
-    pub fn new(files: S3Filesystem<C>, after_move: AfterMove) -> Self {
-        Self { files, table: Table::new(), handles: Handles::default(), after_move }
+    /// The table must be loaded before the first request is served.
+    pub fn new(files: S3Filesystem<C>, table: Arc<Table>, after_move: AfterMove, commits: Commits) -> Self {
+        Self { files, table, handles: Handles::default(), resuming: Resuming::default(), after_move, commits }
     }
 
     /// Gives the entry our id. From here on the kernel holds a reference to it.
-    fn remember(&self, parent: u64, name: &OsStr, mut entry: Entry) -> Outcome<Entry> {
+    fn remember(&self, parent: u64, name: &OsStr, mut entry: Entry, flags: u32) -> Outcome<Entry> {
         let inode = entry.attr.ino;
         entry.attr.ino = self
             .table
-            .entry(parent, name.as_bytes(), kind_of(entry.attr.kind), inode)
+            .entry(parent, name.as_bytes(), found(&entry.attr, flags))
             .inspect_err(|_| block_on(self.files.forget(inode, 1)))?;
         Ok(entry)
     }
@@ -72,9 +89,45 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
     }
 
-    fn rename(&self, parent: u64, name: &OsStr, new_parent: u64, new_name: &OsStr, flags: u32) -> Outcome<()> {
-        let (source, destination) = (self.table.inode(parent)?, self.table.inode(new_parent)?);
-        block_on(self.files.rename(source, name, destination, new_name, flags.into()))?;
+    fn lookup(&self, parent: u64, name: &OsStr) -> Outcome<Entry> {
+        let directory = self.inode(parent)?;
+        self.remake(parent, name)?;
+        self.remember(parent, name, block_on(self.files.lookup(directory, name))?, 0)
+    }
+
+    /// Takes what mknod or mkdir has made. Sent again, it may find what an engine before this one had made.
+    fn made(&self, attempt: Attempt, parent: u64, name: &OsStr, made: Result<Entry, Error>) -> Outcome<Entry> {
+        match made {
+            Err(error) if attempt == Attempt::Again && error.to_errno() == libc::EEXIST => {
+                let entry = block_on(self.files.lookup(self.inode(parent)?, name))?;
+                self.remember(parent, name, entry, NEW)
+            }
+            other => self.remember(parent, name, other?, NEW),
+        }
+    }
+
+    /// Takes the outcome of unlink or rmdir. Sent again, it may find that it was done by an engine before this one.
+    fn removed(&self, attempt: Attempt, parent: u64, name: &OsStr, removed: Result<(), Error>) -> Outcome<()> {
+        match removed {
+            Err(error) if attempt == Attempt::Again && error.to_errno() == libc::ENOENT => {}
+            other => other?,
+        }
+        self.table.unlinked(parent, name.as_bytes());
+        Ok(())
+    }
+
+    fn rename(&self, attempt: Attempt, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Outcome<()> {
+        let ((parent, name), (new_parent, new_name)) = (from, to);
+        self.remake(parent, name)?;
+        let (source, destination) = (self.inode(parent)?, self.inode(new_parent)?);
+        match block_on(self.files.rename(source, name, destination, new_name, flags.into())) {
+            Err(error) if attempt == Attempt::Again && error.to_errno() == libc::ENOENT => {
+                // Done by an engine before this one, if the file is there.
+                let moved = block_on(self.files.lookup(destination, new_name))?.attr.ino;
+                block_on(self.files.forget(moved, 1));
+            }
+            other => other?,
+        }
         self.give_back(self.table.renamed(parent, name.as_bytes(), new_parent, new_name.as_bytes())?);
         if self.after_move == AfterMove::LookAgain
             && let Err(failure) = self.look_again(new_parent, destination, new_name)
@@ -100,6 +153,17 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let current = block_on(self.files.lookup(directory, name))?.attr.ino;
         self.give_back(vec![self.table.rebind(parent, name.as_bytes(), current)]);
         Ok(())
+    }
+}
+
+/// What the table has to know of a name.
+fn found(attributes: &FileAttr, flags: u32) -> Found {
+    Found {
+        kind: kind_of(attributes.kind),
+        inode: attributes.ino,
+        size: attributes.size,
+        stamp: attributes.mtime.duration_since(UNIX_EPOCH).map_or(0, |it| it.as_secs()),
+        flags,
     }
 }
 

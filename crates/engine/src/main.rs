@@ -9,6 +9,7 @@ mod front;
 mod logging;
 mod probe;
 mod session;
+mod state;
 
 use std::error::Error;
 use std::process::exit;

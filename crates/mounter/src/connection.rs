@@ -14,8 +14,9 @@ use rustix::process::Signal;
 
 use crate::cache::{Cache, CacheError, Caches};
 use crate::directory::Directory;
-use crate::engine::{Ended, Engine, StartError, Stream};
+use crate::engine::{Ended, StartError, Stream};
 use crate::handoff::{self, Answer, InvalidSourceName, MountRequest, ReceiveLimits, Request, SourceName, StopRequest};
+use crate::keeper::{self, Finished, Keeping, Post};
 use crate::launch::{InvalidRequest, Launch};
 use crate::log::{self, Chain};
 use crate::output::shorten;
@@ -32,6 +33,7 @@ pub struct House {
     pub receive_timeout: Duration,
     /// In a Mountpoint Pod the end of the one engine can be the end of the mounter.
     pub life: Life,
+    pub keeping: Option<Keeping>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,9 +77,6 @@ struct Place {
     directory: Directory,
 }
 
-/// How our engine says that it has answered the kernel. Another engine may never say it; the node finds out by itself then.
-const READY: &[u8] = b" is mounted at ";
-
 /// A healthy engine ends within milliseconds when its mount is gone.
 const END_TIME: Duration = Duration::from_secs(5);
 
@@ -112,27 +111,15 @@ fn run(house: &House, stream: &UnixStream, request: MountRequest, fuse: OwnedFd)
     log::info("mount request received", &[("source", &label), ("request", &format_args!("{request:?}"))]);
 
     // When this is back, a refused descriptor is closed and its slot is free: the node may act on the answer at once.
-    let started = find_place(house, &request).and_then(|place| start(house, place, request, fuse));
-    let (place, engine, cache) = match started {
+    let started = find_place(house, &request).and_then(|place| serve(house, stream, place, request, fuse));
+    let (place, finished, cache) = match started {
         Ok(started) => started,
         Err(error) => {
             log::warn("engine not started", &[("source", &label), ("bucket", &bucket), ("error", &Chain(&error))]);
             return answer(stream, &failed(&Chain(&error).to_string()));
         }
     };
-    place.slot.started(engine.process());
-    log::info("engine started", &[("source", &label), ("bucket", &bucket), ("pid", &engine.id())]);
-
-    let mut is_ready = false;
-    let ended = engine.watch(&mut |kind, line| {
-        relay(kind, place.slot.source(), line);
-        let says_ready = kind == Stream::Stdout && line.windows(READY.len()).any(|it| it == READY);
-        if says_ready && !is_ready {
-            is_ready = true;
-            answer(stream, &Answer::Ready);
-        }
-    });
-    let last_words = judge(ended, is_ready);
+    let last_words = judge(finished.ended, finished.was_ready);
     log::info("engine ended", &[("source", &label), ("bucket", &bucket), ("answer", &last_words.to_line().trim_end())]);
 
     if let Answer::Failed { error } = &last_words {
@@ -160,21 +147,31 @@ fn find_place(house: &House, request: &MountRequest) -> Result<Place, RunError> 
     Ok(place)
 }
 
-fn start(
+/// Serves the mount until it has ended.
+fn serve(
     house: &House,
+    stream: &UnixStream,
     place: Place,
     request: MountRequest,
     fuse: OwnedFd,
-) -> Result<(Place, Engine, Option<Cache>), RunError> {
-    let start = || {
+) -> Result<(Place, Finished, Option<Cache>), RunError> {
+    let serve = || {
         let launch = Launch::try_from(request).map_err(RunError::Request)?;
         let cache = launch.wants_cache().then(|| house.caches.create()).transpose().map_err(RunError::Cache)?;
-        let cache_path = cache.as_ref().map(Cache::path);
-        let engine = Engine::start(&house.engine, &launch, cache_path, fuse).map_err(RunError::Start)?;
-        Ok((engine, cache))
+        let post = Post {
+            program: &house.engine,
+            launch: &launch,
+            cache: cache.as_ref().map(Cache::path),
+            slot: &place.slot,
+            keeping: house.keeping,
+        };
+        let mut tell = |news: &Answer| answer(stream, news);
+        let mut relay = |kind: Stream, line: &[u8]| relay(kind, place.slot.source(), line);
+        let finished = keeper::run(&post, fuse, &mut tell, &mut relay).map_err(RunError::Start)?;
+        Ok((finished, cache))
     };
-    match start() {
-        Ok((engine, cache)) => Ok((place, engine, cache)),
+    match serve() {
+        Ok((finished, cache)) => Ok((place, finished, cache)),
         Err(error) => {
             place.write_error(&Chain(&error).to_string());
             Err(error)

@@ -8,6 +8,7 @@ mod connection;
 mod directory;
 mod engine;
 pub mod handoff;
+mod keeper;
 mod launch;
 pub mod log;
 mod output;
@@ -16,6 +17,7 @@ mod slots;
 mod socket;
 mod wake;
 
+pub use keeper::Keeping;
 pub use serve::{ServeError, Settings, serve};
 pub use wake::{Wake, WakeError};
 

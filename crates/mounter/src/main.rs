@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use s3csi_mounter::log::{self, Chain};
-use s3csi_mounter::{Settings, Wake, serve};
+use s3csi_mounter::{Keeping, Settings, Wake, serve};
 
 /// Receives mount requests and runs one engine for each.
 ///
@@ -48,6 +48,24 @@ struct Arguments {
     /// Where engines keep their caches, a fresh directory each. Without it, the directory for temporary files.
     #[arg(long, value_name = "DIRECTORY")]
     cache_dir: Option<PathBuf>,
+
+    /// Whether an engine that dies is replaced by another one on the same mount. Open files live on; applications see a pause.
+    #[arg(long, value_enum, default_value = "on")]
+    keep: Keep,
+
+    /// How long a mount may be without an engine before it is given up.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
+    longest_outage: Duration,
+
+    /// An engine that shows no sign of life for so long is killed and replaced.
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
+    frozen_after: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Keep {
+    On,
+    Off,
 }
 
 const FILES: &str = "\
@@ -73,7 +91,17 @@ fn main() -> ExitCode {
 
 fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     // No `..`: a flag nobody uses does not compile.
-    let Arguments { directory, engine, mountpoint_bin_dir, limit, mount_sock_recv_timeout, cache_dir } = arguments;
+    let Arguments {
+        directory,
+        engine,
+        mountpoint_bin_dir,
+        limit,
+        mount_sock_recv_timeout,
+        cache_dir,
+        keep,
+        longest_outage,
+        frozen_after,
+    } = arguments;
     let wake = Arc::new(Wake::new()?);
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         wake.stop_on(signal)?;
@@ -85,6 +113,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         limit,
         receive_timeout: mount_sock_recv_timeout,
         cache_root: cache_dir.unwrap_or_else(std::env::temp_dir),
+        keeping: (keep == Keep::On).then_some(Keeping { longest_outage, frozen_after }),
     };
     serve(settings, &wake)?;
     Ok(())
@@ -100,9 +129,10 @@ fn engine_path(engine: Option<PathBuf>, directory: Option<PathBuf>) -> std::io::
     std::path::absolute(path)
 }
 
-/// Raises the usual limit of 1024 open files when many engines are to run: each takes four (connection, two pipes, process).
+/// Raises the usual limit of 1024 open files when many engines are to run: each takes seven (connection, two pipes, process, the
+/// FUSE connection, state and control).
 fn allow_descriptors(limit: NonZeroUsize) {
-    const PER_ENGINE: u64 = 8;
+    const PER_ENGINE: u64 = 12;
     const BASE: u64 = 1024;
     let wanted = BASE.saturating_add(PER_ENGINE.saturating_mul(limit.get() as u64));
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

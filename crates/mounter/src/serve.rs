@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use crate::cache::Caches;
 use crate::connection::{House, Life, attend};
 use crate::directory::Directory;
+use crate::keeper::Keeping;
 use crate::log::{self, Chain};
 use crate::slots::{Attendance, Slots};
 use crate::socket::{ListenError, Socket};
@@ -27,6 +28,8 @@ pub struct Settings {
     pub limit: NonZeroUsize,
     pub receive_timeout: Duration,
     pub cache_root: PathBuf,
+    /// Without it, an engine that dies takes its mount with it.
+    pub keeping: Option<Keeping>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -73,7 +76,7 @@ const STACK_BYTES: usize = 512 * 1024;
 /// Serves until the end was asked for and no engine runs any more.
 pub fn serve(settings: Settings, wake: &Arc<Wake>) -> Result<(), ServeError> {
     // No `..`: a setting nobody uses does not compile.
-    let Settings { directory: path, engine, limit, receive_timeout, cache_root } = settings;
+    let Settings { directory: path, engine, limit, receive_timeout, cache_root, keeping } = settings;
     let directory = Directory::open(&path).map_err(|cause| ServeError::Directory { path: path.clone(), cause })?;
     let directory = Arc::new(directory);
     // Holds the lock on the directory from here on.
@@ -82,7 +85,7 @@ pub fn serve(settings: Settings, wake: &Arc<Wake>) -> Result<(), ServeError> {
         Caches::open(&cache_root, &directory).map_err(|cause| ServeError::Caches { path: path.clone(), cause })?;
     let slots = Slots::new(limit, Arc::clone(wake));
     let life = if limit.get() == 1 { Life::OneSource } else { Life::ManySources };
-    let house = Arc::new(House { directory, engine, caches, slots, receive_timeout, life });
+    let house = Arc::new(House { directory, engine, caches, slots, receive_timeout, life, keeping });
     log::info(
         "mounter listens",
         &[("socket", &path.join(SOCKET).display()), ("engine", &house.engine.display()), ("limit", &limit)],

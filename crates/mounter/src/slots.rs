@@ -64,6 +64,8 @@ struct Running {
     number: u64,
     /// Missing until the engine was started, and on kernels that cannot name a process this way.
     process: Option<Arc<OwnedFd>>,
+    /// Somebody asked for its end: it is not to be replaced.
+    is_unwanted: bool,
 }
 
 #[derive(Debug, Default)]
@@ -98,7 +100,7 @@ impl Slots {
         }
         let number = state.next;
         state.next += 1;
-        state.running.insert(source.clone(), Running { number, process: None });
+        state.running.insert(source.clone(), Running { number, process: None, is_unwanted: false });
         Ok(Slot { slots: Arc::clone(self), source })
     }
 
@@ -129,10 +131,13 @@ impl Slots {
         !timeout.timed_out()
     }
 
+    /// Ends the engine for good: no other one takes its place.
     pub fn kill(&self, engine: &RunningEngine) {
-        let state = self.state();
-        let running = state.running.get(&engine.source).filter(|it| it.number == engine.number);
-        if let Some(process) = running.and_then(|it| it.process.as_ref()) {
+        let mut state = self.state();
+        let running = state.running.get_mut(&engine.source).filter(|it| it.number == engine.number);
+        let Some(running) = running else { return };
+        running.is_unwanted = true;
+        if let Some(process) = &running.process {
             // It may have ended just now, which is as well.
             let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
         }
@@ -195,6 +200,11 @@ impl Slot {
         if let Some(running) = self.slots.state().running.get_mut(&self.source) {
             running.process = process;
         }
+    }
+
+    /// Whether the end of the engine was asked for.
+    pub fn is_unwanted(&self) -> bool {
+        self.slots.state().running.get(&self.source).is_some_and(|it| it.is_unwanted)
     }
 
     /// Gives the slot back; nobody can have it any more, because the end was asked for.

@@ -48,6 +48,11 @@ pub fn log_directory() -> Option<PathBuf> {
     std::env::var_os("S3CSI_LOG_DIR").filter(|it| !it.is_empty()).map(PathBuf::from)
 }
 
+/// How many engines the stress test shall kill, if somebody asked for more than usual.
+pub fn soak_kills() -> Option<usize> {
+    std::env::var("S3CSI_SOAK_KILLS").ok()?.parse().ok()
+}
+
 /// What every child gets of our environment; the rest must not change what a test sees.
 pub fn search_path() -> String {
     std::env::var("PATH").unwrap_or_else(|_| "/usr/sbin:/usr/bin:/sbin:/bin".to_owned())

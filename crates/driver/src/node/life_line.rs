@@ -44,6 +44,14 @@ pub fn watch<E: Send + 'static>(
         while let Some(answer) = next(&mut lines) {
             match &answer {
                 Answer::Ready => is_serving = true,
+                Answer::Resumed { cause, stall_milliseconds } => {
+                    tracing::warn!(
+                        source,
+                        cause,
+                        stall_milliseconds,
+                        "engine died; another one has taken its place and its mounts live on"
+                    );
+                }
                 Answer::Exited { code: Some(0), .. } => tracing::debug!(source, "engine ended"),
                 Answer::Exited { code, signal, error } if is_serving => {
                     tracing::warn!(

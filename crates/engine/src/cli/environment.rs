@@ -25,10 +25,25 @@ pub struct Environment {
     pub log_filter: Option<String>,
     /// We are the process that serves, started by one that waits for us (see background.rs).
     pub is_background_child: bool,
+    /// Whoever started us holds our state and replaces us when we die.
+    pub keeper: Option<KeeperDescriptors>,
+}
+
+/// Inherited descriptors, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeeperDescriptors {
+    /// A file in memory.
+    pub state: i32,
+    /// A socket.
+    pub control: i32,
 }
 
 /// Tells a child of ours that it is one.
 pub const BACKGROUND_CHILD: &str = "S3CSI_ENGINE_BACKGROUND_CHILD";
+
+/// `STATE,CONTROL`: set by the mounter for an engine in the foreground. A variable, because an engine that does not know it
+/// must work as well.
+const KEEPER: &str = "S3CSI_ENGINE_KEEPER";
 
 impl Environment {
     pub fn read() -> Result<Self, String> {
@@ -46,8 +61,15 @@ impl Environment {
             endpoint_url: text("AWS_ENDPOINT_URL"),
             log_filter: text("MOUNTPOINT_LOG"),
             is_background_child: set(BACKGROUND_CHILD).is_some(),
+            keeper: text(KEEPER).map(|it| keeper(&it)).transpose()?,
         })
     }
+}
+
+fn keeper(text: &str) -> Result<KeeperDescriptors, String> {
+    let numbers = text.split_once(',').and_then(|(state, control)| Some((state.parse().ok()?, control.parse().ok()?)));
+    let (state, control) = numbers.ok_or_else(|| format!("the environment variable {KEEPER} must be two numbers"))?;
+    Ok(KeeperDescriptors { state, control })
 }
 
 fn set(name: &str) -> Option<OsString> {

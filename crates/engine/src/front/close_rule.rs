@@ -35,6 +35,31 @@ impl CloseRule {
         if is_visible { Self::ProcessId { opener: pid } } else { Self::LockOwner(Mutex::default()) }
     }
 
+    /// The rule of a handle that an engine before this one opened.
+    pub fn recorded(opener: u32, closed_before_writing: u64) -> Self {
+        if opener != 0 {
+            return Self::ProcessId { opener };
+        }
+        let closed_before_writing = Some(closed_before_writing).filter(|it| *it != 0);
+        Self::LockOwner(Mutex::new(Owners { closed_before_writing, first_writer: None }))
+    }
+
+    /// What to record for an engine after this one; 0 if lock owners decide.
+    pub fn process(&self) -> u32 {
+        match self {
+            Self::ProcessId { opener } => *opener,
+            Self::LockOwner(_) => 0,
+        }
+    }
+
+    /// The lock owner that counts as opener because it closed the file before anything was written.
+    pub fn closed_before_writing(&self) -> Option<u64> {
+        match self {
+            Self::ProcessId { .. } => None,
+            Self::LockOwner(owners) => owners.lock().unwrap_or_else(PoisonError::into_inner).closed_before_writing,
+        }
+    }
+
     /// The id the file system beneath shall note as the opener's.
     pub fn opener(&self) -> u32 {
         match self {
@@ -103,6 +128,17 @@ mod tests {
         rule.wrote(Some(SHELL));
         assert_ne!(rule.closer(0, COMMAND, 10), rule.opener());
         assert_eq!(rule.closer(0, SHELL, 10), rule.opener());
+    }
+
+    #[test]
+    fn a_successor_applies_the_recorded_rule() {
+        let rule = invisible();
+        rule.closer(0, SHELL, 0);
+        let rule = CloseRule::recorded(rule.process(), rule.closed_before_writing().unwrap());
+        rule.wrote(Some(COMMAND));
+        assert_ne!(rule.closer(0, COMMAND, 10), rule.opener());
+        assert_eq!(rule.closer(0, SHELL, 10), rule.opener());
+        assert_eq!(CloseRule::recorded(7, 0).opener(), 7, "whether or not that process is still there");
     }
 
     #[test]

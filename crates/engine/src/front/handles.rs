@@ -1,7 +1,7 @@
 //! Open files and directories: our handle numbers, and the handles of the file system beneath that they stand for.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use futures::executor::block_on;
@@ -9,8 +9,10 @@ use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::metablock::ReadWriteMode;
 
 use super::close_rule::CloseRule;
-use super::slots::{Kind, POISONED, Slot};
-use super::{Failure, Front, Outcome, opening};
+use super::resume::not_open;
+use super::table::NewHandle;
+use super::{Commits, Failure, Front, Outcome, opening};
+use crate::state::{Kind, NEW, POISONED, Slot};
 
 /// Tells the kernel to bypass the page cache for this handle (`FOPEN_DIRECT_IO` of the FUSE protocol).
 const DIRECT_IO: u32 = 1;
@@ -21,19 +23,38 @@ pub struct Handle {
     pub inner: u64,
     /// Only written files have uploads to complete.
     close_rule: Option<CloseRule>,
+    /// An engine before this one had it open, and nobody used it since.
+    is_reopened: AtomicBool,
+}
+
+impl Handle {
+    fn new(inode: u64, inner: u64, close_rule: Option<CloseRule>) -> Self {
+        Self { inode, inner, close_rule, is_reopened: AtomicBool::new(false) }
+    }
+
+    pub fn reopened(inode: u64, inner: u64, close_rule: Option<CloseRule>) -> Self {
+        Self { is_reopened: AtomicBool::new(true), ..Self::new(inode, inner, close_rule) }
+    }
+
+    /// Whether this is the first use after it was opened again.
+    pub fn take_reopened(&self) -> bool {
+        self.is_reopened.swap(false, Ordering::AcqRel)
+    }
 }
 
 #[derive(Default)]
 pub struct Handles(RwLock<HashMap<u64, Arc<Handle>>>);
 
 impl Handles {
-    fn insert(&self, number: u64, handle: Handle) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::new(handle));
+    pub fn insert(&self, number: u64, handle: Handle) -> Arc<Handle> {
+        let handle = Arc::new(handle);
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&handle));
+        handle
     }
 
-    pub fn get(&self, number: u64) -> Outcome<Arc<Handle>> {
-        let handle = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned();
-        handle.ok_or_else(|| Failure { errno: libc::EBADF, reason: "the handle is not open".into() })
+    /// The handle, if this engine has opened it.
+    pub fn get(&self, number: u64) -> Option<Arc<Handle>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
     fn remove(&self, number: u64) -> Option<Arc<Handle>> {
@@ -47,21 +68,34 @@ pub struct Opened {
     pub flags: u32,
 }
 
+/// What has become of what was written through a handle of an engine before this one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Inheritance {
+    /// Nothing was written, or the handle is one of ours.
+    None,
+    Stored,
+    Lost,
+}
+
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub(super) fn open(&self, node: u64, flags: i32, pid: u32) -> Outcome<Opened> {
-        let inode = self.table.inode(node)?;
+        let inode = self.inode(node)?;
         let rule = CloseRule::for_process(pid);
         let inner = block_on(self.files.open(inode, flags.into(), rule.opener()))?;
-        let (kind, close_rule) = match opening::last_mode() {
+        let opening = opening::last();
+        let (kind, close_rule) = match opening.mode {
             ReadWriteMode::Read => (Kind::ReadHandle, None),
             ReadWriteMode::Write => (Kind::WriteHandle, Some(rule)),
         };
         let direct_io = if close_rule.as_ref().is_some_and(CloseRule::needs_direct_io) { DIRECT_IO } else { 0 };
-        let number = self.table.add_handle(kind, node, flags).inspect_err(|_| {
+        let etag = if kind == Kind::ReadHandle { opening.etag.as_bytes() } else { &[] };
+        let opener = close_rule.as_ref().map_or(0, CloseRule::process);
+        let new = NewHandle { kind, open_flags: flags, opener, etag };
+        let number = self.table.add_handle(node, new).inspect_err(|_| {
             // Nobody can use or close the inner handle then, so it is closed here.
             let _ = block_on(self.files.release(inode, inner.fh, flags, None, false));
         })?;
-        self.handles.insert(number, Handle { inode, inner: inner.fh, close_rule });
+        self.handles.insert(number, Handle::new(inode, inner.fh, close_rule));
         Ok(Opened { number, flags: inner.flags | direct_io })
     }
 
@@ -74,61 +108,127 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         flags: i32,
         lock_owner: Option<u64>,
     ) -> Outcome<u32> {
-        let handle = self.handles.get(number)?;
-        let slot = self.table.handle(number)?;
+        let slot = self.table.handle(number).map_err(|_| not_open())?;
         if slot.has(POISONED) {
             return Err(poisoned());
         }
+        let handle = self.handle(number).inspect_err(|_| self.poison(slot))?;
         if let Some(rule) = &handle.close_rule {
             rule.wrote(lock_owner);
         }
+        self.table.begin_writing(slot);
         let written =
             block_on(self.files.write(handle.inode, handle.inner, offset, data, write_flags, flags, lock_owner))
-                .inspect_err(|_| slot.set(POISONED))?;
+                .inspect_err(|_| self.poison(slot))?;
         slot.count.fetch_add(u64::from(written), Ordering::Release);
         Ok(written)
     }
 
     pub(super) fn flush(&self, number: u64, pid: u32, lock_owner: u64) -> Outcome<()> {
-        let handle = self.handles.get(number)?;
-        let slot = self.table.handle(number)?;
+        let slot = self.table.handle(number).map_err(|_| not_open())?;
+        match self.inheritance(number, slot) {
+            Inheritance::None => {}
+            Inheritance::Stored => return Ok(()),
+            Inheritance::Lost => return Err(poisoned()),
+        }
+        let handle = self.handle(number)?;
         let closer = match &handle.close_rule {
             Some(rule) => rule.closer(pid, lock_owner, slot.count.load(Ordering::Acquire)),
             None => pid,
         };
-        block_on(self.files.flush(handle.inode, handle.inner, lock_owner, closer))?;
-        must_be_sound(slot)
+        if let Some(owner) = handle.close_rule.as_ref().and_then(CloseRule::closed_before_writing) {
+            slot.size.store(owner, Ordering::Relaxed);
+        }
+        opening::take_finished();
+        let flushed = block_on(self.files.flush(handle.inode, handle.inner, lock_owner, closer));
+        if flushed.is_err() && slot.kind() == Kind::WriteHandle {
+            self.poison(slot);
+        }
+        flushed?;
+        must_be_sound(slot)?;
+        if opening::take_finished() || self.commits == Commits::AtFlush {
+            self.note_stored(slot);
+        }
+        Ok(())
     }
 
     pub(super) fn fsync(&self, number: u64, only_data: bool) -> Outcome<()> {
-        let handle = self.handles.get(number)?;
-        block_on(self.files.fsync(handle.inode, handle.inner, only_data))?;
-        must_be_sound(self.table.handle(number)?)
+        let slot = self.table.handle(number).map_err(|_| not_open())?;
+        match self.inheritance(number, slot) {
+            Inheritance::None => {}
+            Inheritance::Stored => return Ok(()),
+            Inheritance::Lost => return Err(poisoned()),
+        }
+        let handle = self.handle(number)?;
+        let synced = block_on(self.files.fsync(handle.inode, handle.inner, only_data));
+        if synced.is_err() && slot.kind() == Kind::WriteHandle {
+            self.poison(slot);
+        }
+        synced?;
+        must_be_sound(slot)?;
+        self.note_stored(slot);
+        Ok(())
     }
 
     pub(super) fn open_directory(&self, node: u64, flags: i32) -> Outcome<Opened> {
-        let inode = self.table.inode(node)?;
+        let inode = self.inode(node)?;
+        self.remake_all();
         let inner = block_on(self.files.opendir(inode, flags))?;
-        let number = self.table.add_handle(Kind::DirectoryHandle, node, flags).inspect_err(|_| {
+        let new = NewHandle { kind: Kind::DirectoryHandle, open_flags: flags, opener: 0, etag: &[] };
+        let number = self.table.add_handle(node, new).inspect_err(|_| {
             let _ = block_on(self.files.releasedir(inode, inner.fh, flags));
         })?;
-        self.handles.insert(number, Handle { inode, inner: inner.fh, close_rule: None });
+        self.handles.insert(number, Handle::new(inode, inner.fh, None));
         Ok(Opened { number, flags: inner.flags })
     }
 
     /// The last user of the handle is gone.
     pub(super) fn release(&self, number: u64, flags: i32) -> Outcome<()> {
+        let slot = self.table.handle(number).map_err(|_| not_open())?;
+        let kind = slot.kind();
+        let is_empty_file = kind == Kind::WriteHandle && self.inheritance(number, slot) == Inheritance::None;
+        let reopened = if is_empty_file { self.handle(number).map(drop) } else { Ok(()) };
         let Some(handle) = self.handles.remove(number) else {
-            return Err(Failure { errno: libc::EBADF, reason: "the handle is not open".into() });
+            self.give_back(self.table.drop_handle(number));
+            return reopened;
         };
-        let is_directory = self.table.handle(number).is_ok_and(|slot| slot.kind() == Kind::DirectoryHandle);
-        let released = if is_directory {
+        let released = if kind == Kind::DirectoryHandle {
             block_on(self.files.releasedir(handle.inode, handle.inner, flags))
         } else {
             block_on(self.files.release(handle.inode, handle.inner, flags, None, false))
         };
+        if kind == Kind::WriteHandle && released.is_ok() && !slot.has(POISONED) {
+            self.note_stored(slot);
+        }
         self.give_back(self.table.drop_handle(number));
         Ok(released?)
+    }
+
+    /// What is known of a handle without opening it again.
+    fn inheritance(&self, number: u64, slot: &Slot) -> Inheritance {
+        if self.handles.get(number).is_some() {
+            return Inheritance::None;
+        }
+        match slot.kind() {
+            Kind::WriteHandle if slot.has(POISONED) => Inheritance::Lost,
+            Kind::WriteHandle if slot.count.load(Ordering::Acquire) == 0 => Inheritance::None,
+            // Nobody waits for something that was only read.
+            _ => Inheritance::Stored,
+        }
+    }
+
+    fn note_stored(&self, slot: &Slot) {
+        if slot.kind() == Kind::WriteHandle {
+            self.table.end_writing(slot);
+            self.table.stored(slot.owner.load(Ordering::Relaxed));
+        }
+    }
+
+    /// What was written is lost, and so is a name that was not in the bucket yet.
+    fn poison(&self, slot: &Slot) {
+        slot.set(POISONED);
+        self.table.end_writing(slot);
+        self.table.clear(slot.owner.load(Ordering::Relaxed), NEW);
     }
 }
 
@@ -139,5 +239,5 @@ fn must_be_sound(slot: &Slot) -> Outcome<()> {
 }
 
 fn poisoned() -> Failure {
-    Failure { errno: libc::EIO, reason: "an earlier write to this file failed".into() }
+    Failure { errno: libc::EIO, reason: "something written to this file earlier was lost".into() }
 }

@@ -2,7 +2,6 @@
 //! Whatever is missing (links, attributes, locks) is answered "not supported" by the FUSE library.
 
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::time::SystemTime;
 
 use fuser::{
@@ -14,7 +13,7 @@ use mountpoint_s3_client::ObjectClient;
 use time::OffsetDateTime;
 
 use super::listing::Detail;
-use super::{Failure, Front, Outcome};
+use super::{Attempt, Failure, Front, Outcome};
 
 /// Answers with the value, or with the error after it was logged.
 macro_rules! answer {
@@ -53,7 +52,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
 
     /// The file system beneath talks of its own inodes, the kernel of our ids.
     fn on_inode<T>(&self, node: u64, operation: impl FnOnce(u64) -> Outcome<T>) -> Outcome<T> {
-        operation(self.table.inode(node)?)
+        operation(self.inode(node)?)
     }
 }
 
@@ -63,9 +62,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
     }
 
     fn lookup(&self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEntry) {
-        let found =
-            self.on_inode(parent, |inode| self.remember(parent, name, block_on(self.files.lookup(inode, name))?));
-        answer!(self, "lookup", parent, name, reply, found, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
+        answer!(self, "lookup", parent, name, reply, Front::lookup(self, parent, name), entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
     fn forget(&self, _: &Request<'_>, node: u64, count: u64) {
@@ -101,39 +98,52 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         answer!(self, "setattr", node, reply, changed, it => reply.attr(&it.ttl, &FileAttr { ino: node, ..it.attr }));
     }
 
-    fn mknod(&self, _: &Request<'_>, parent: u64, name: &OsStr, mode: u32, umask: u32, device: u32, reply: ReplyEntry) {
+    fn mknod(
+        &self,
+        request: &Request<'_>,
+        parent: u64,
+        name: &OsStr,
+        mode: u32,
+        umask: u32,
+        device: u32,
+        reply: ReplyEntry,
+    ) {
+        let attempt = Attempt::of(request.unique());
         let entry = self.on_inode(parent, |inode| {
-            self.remember(parent, name, block_on(self.files.mknod(inode, name, mode, umask, device))?)
+            self.made(attempt, parent, name, block_on(self.files.mknod(inode, name, mode, umask, device)))
         });
         answer!(self, "mknod", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
-    fn mkdir(&self, _: &Request<'_>, parent: u64, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+    fn mkdir(&self, request: &Request<'_>, parent: u64, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let attempt = Attempt::of(request.unique());
         let entry = self.on_inode(parent, |inode| {
-            self.remember(parent, name, block_on(self.files.mkdir(inode, name, mode, umask))?)
+            self.made(attempt, parent, name, block_on(self.files.mkdir(inode, name, mode, umask)))
         });
         answer!(self, "mkdir", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
-    fn unlink(&self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
-        let removed = self.on_inode(parent, |inode| Ok(block_on(self.files.unlink(inode, name))?));
-        answer!(self, "unlink", parent, name, reply, removed, () => {
-            self.table.unlinked(parent, name.as_bytes());
-            reply.ok();
+    fn unlink(&self, request: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
+        let attempt = Attempt::of(request.unique());
+        let removed = self.on_inode(parent, |inode| {
+            self.remake(parent, name)?;
+            self.removed(attempt, parent, name, block_on(self.files.unlink(inode, name)))
         });
+        answer!(self, "unlink", parent, name, reply, removed, () => reply.ok());
     }
 
-    fn rmdir(&self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
-        let removed = self.on_inode(parent, |inode| Ok(block_on(self.files.rmdir(inode, name))?));
-        answer!(self, "rmdir", parent, name, reply, removed, () => {
-            self.table.unlinked(parent, name.as_bytes());
-            reply.ok();
+    fn rmdir(&self, request: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
+        let attempt = Attempt::of(request.unique());
+        let removed = self.on_inode(parent, |inode| {
+            self.remake(parent, name)?;
+            self.removed(attempt, parent, name, block_on(self.files.rmdir(inode, name)))
         });
+        answer!(self, "rmdir", parent, name, reply, removed, () => reply.ok());
     }
 
     fn rename(
         &self,
-        _: &Request<'_>,
+        request: &Request<'_>,
         parent: u64,
         name: &OsStr,
         new_parent: u64,
@@ -141,7 +151,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         flags: u32,
         reply: ReplyEmpty,
     ) {
-        let moved = Front::rename(self, parent, name, new_parent, new_name, flags);
+        let attempt = Attempt::of(request.unique());
+        let moved = Front::rename(self, attempt, (parent, name), (new_parent, new_name), flags);
         answer!(self, "rename", parent, name, reply, moved, () => reply.ok());
     }
 
@@ -162,8 +173,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         reply: ReplyData,
     ) {
         let read = self
-            .handles
-            .get(handle)
+            .handle(handle)
             .and_then(|it| Ok(block_on(self.files.read(it.inode, it.inner, offset, size, flags, lock_owner))?));
         answer!(self, "read", node, reply, read, data => reply.data(&data));
     }

@@ -5,9 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use fuser::FileAttr;
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
-use mountpoint_s3_fs::fs::{DirectoryEntry, DirectoryReplier};
+use mountpoint_s3_fs::fs::{DirectoryEntry, DirectoryReplier, ToErrno};
 
-use super::{Front, Outcome, kind_of};
+use super::{Front, Outcome, found};
 
 /// Whether a listing only names its entries, or also hands the kernel references to them.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,13 +26,32 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         detail: Detail,
         add: impl FnMut(&DirectoryEntry) -> bool + Send + Sync,
     ) -> Outcome<()> {
-        let handle = self.handles.get(handle)?;
-        let reply = Reply { front: self, directory: node, detail, add };
-        match detail {
-            Detail::Names => block_on(self.files.readdir(handle.inode, handle.inner, offset, reply))?,
-            Detail::Entries => block_on(self.files.readdirplus(handle.inode, handle.inner, offset, reply))?,
+        let handle = self.handle(handle)?;
+        let has_to_skip = handle.take_reopened() && offset > 0;
+        if has_to_skip {
+            block_on(self.files.readdir(handle.inode, handle.inner, 0, Skip { to: offset }))?;
         }
-        Ok(())
+        let reply = Reply { front: self, directory: node, detail, add };
+        let listed = match detail {
+            Detail::Names => block_on(self.files.readdir(handle.inode, handle.inner, offset, reply)),
+            Detail::Entries => block_on(self.files.readdirplus(handle.inode, handle.inner, offset, reply)),
+        };
+        match listed {
+            // The directory has become shorter than what the kernel has seen of it: this is its end.
+            Err(error) if has_to_skip && error.to_errno() == libc::EINVAL => Ok(()),
+            other => Ok(other?),
+        }
+    }
+}
+
+/// Passes over what the kernel was told by an engine before this one.
+struct Skip {
+    to: i64,
+}
+
+impl DirectoryReplier for Skip {
+    fn add(&mut self, entry: DirectoryEntry) -> bool {
+        entry.offset > self.to
     }
 }
 
@@ -59,7 +78,8 @@ where
         if let Some(id) = known {
             return (self.add)(&with_id(entry, id));
         }
-        let Ok(id) = table.entry(self.directory, entry.name.as_bytes(), kind_of(entry.attr.kind), entry.ino) else {
+        let found = found(&FileAttr { ino: entry.ino, ..entry.attr }, 0);
+        let Ok(id) = table.entry(self.directory, entry.name.as_bytes(), found) else {
             // The table is full. The reply ends here, as if its buffer was; the next one will be empty.
             return true;
         };

@@ -1,6 +1,6 @@
-//! Learns from the metadata layer what `open` decided: whether the new handle reads or writes.
+//! Learns from the metadata layer what `open` decided, and when something written is in the bucket.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::OsStr;
 
 use async_trait::async_trait;
@@ -14,16 +14,30 @@ use mountpoint_s3_fs::metablock::{
 use time::OffsetDateTime;
 
 thread_local! {
-    /// The front blocks on the future of `open`, so both run on the same thread.
-    static LAST_MODE: Cell<ReadWriteMode> = const { Cell::new(ReadWriteMode::Read) };
+    // The front blocks on the futures of the file system, so both run on the same thread.
+    static LAST: RefCell<Opening> = const { RefCell::new(Opening { mode: ReadWriteMode::Read, etag: String::new() }) };
+    static HAS_FINISHED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What `open` decided.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    pub mode: ReadWriteMode,
+    /// Of the object that is read; empty if there is none yet.
+    pub etag: String,
 }
 
 /// What the last `open` on this thread decided.
-pub fn last_mode() -> ReadWriteMode {
-    LAST_MODE.get()
+pub fn last() -> Opening {
+    LAST.with_borrow(Clone::clone)
 }
 
-/// Passes everything on, and notes the mode of new handles.
+/// Whether an upload was completed on this thread since the last call.
+pub fn take_finished() -> bool {
+    HAS_FINISHED.replace(false)
+}
+
+/// Passes everything on, and notes new handles and completed uploads.
 pub struct Observed<M>(pub M);
 
 type Answer<T> = Result<T, InodeError>;
@@ -39,7 +53,8 @@ impl<M: Metablock> Metablock for Observed<M> {
         write_handle_limiter: Option<&WriteHandleLimiter>,
     ) -> Answer<NewHandle> {
         let handle = self.0.open_handle(ino, fh, write_mode, flags, write_handle_limiter).await?;
-        LAST_MODE.set(handle.mode);
+        let etag = handle.lookup.stat().etag.as_deref().unwrap_or_default().to_owned();
+        LAST.set(Opening { mode: handle.mode, etag });
         Ok(handle)
     }
 
@@ -73,7 +88,9 @@ impl<M: Metablock> Metablock for Observed<M> {
     }
 
     async fn finish_writing(&self, ino: InodeNo, etag: Option<ETag>, fh: u64) -> Answer<Lookup> {
-        self.0.finish_writing(ino, etag, fh).await
+        let finished = self.0.finish_writing(ino, etag, fh).await?;
+        HAS_FINISHED.set(true);
+        Ok(finished)
     }
 
     async fn finish_reading(&self, ino: InodeNo, fh: u64) -> Answer<()> {

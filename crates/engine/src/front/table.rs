@@ -1,7 +1,14 @@
 //! Node ids and handle numbers that the kernel knows, and what they stand for.
 //!
 //! An id is the number of a slot and, in its upper half, how often that slot was used: an id that was given back never
-//! means something else later. Everything the kernel relies on is in the slots; the rest here is an index over them.
+//! means something else later. Everything the kernel relies on is in the slots; the rest here is an index over them, which
+//! a successor builds anew (see `load`).
+//!
+//! A slot is published by its kind, which is stored last and taken back first. References of the kernel are counted up
+//! before the kernel is told and down after it has said so. A crash between any two stores can therefore leave a slot that
+//! nobody needs, but never a count that is too low or a slot that is half true.
+
+mod load;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -10,11 +17,13 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::slots::{INLINE_TEXT, Kind, MOST_SLOTS, Slot, Slots};
+use crate::state::{DIRTY, INLINE_TEXT, Kind, MOST_SLOTS, NEW, ORPHANED, Slot, State};
 
 /// The id of the root is fixed by the FUSE protocol; the file system beneath uses the same number for its root.
 pub const ROOT: u64 = 1;
 const ROOT_SLOT: u32 = 1;
+/// No path is deeper: a key of S3 has at most 1024 bytes.
+const DEEPEST: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
@@ -33,16 +42,51 @@ pub struct Unneeded {
     pub count: u64,
 }
 
+/// What the file system beneath says of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    pub kind: Kind,
+    pub inode: u64,
+    pub size: u64,
+    /// When it was changed last, in seconds.
+    pub stamp: u64,
+    /// [`NEW`] if it was made just now, else 0.
+    pub flags: u32,
+}
+
+/// What is noted of a handle when it is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct NewHandle<'a> {
+    pub kind: Kind,
+    pub open_flags: i32,
+    /// The process that opened a file for writing, if it can be told from others.
+    pub opener: u32,
+    /// What a read handle reads.
+    pub etag: &'a [u8],
+}
+
+/// A node as the file system beneath sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Binding {
+    Bound(u64),
+    /// Known to an engine before this one; to be found again by its name.
+    Lost {
+        parent: u64,
+        name: OsString,
+        kind: Kind,
+        is_new: bool,
+    },
+}
+
 pub struct Table {
-    slots: Slots,
+    state: State,
     index: Mutex<Index>,
 }
 
+#[derive(Default)]
 struct Index {
     /// Slots that were used before and are free again.
     free: Vec<u32>,
-    /// The first slot that was never used.
-    next: u32,
     nodes: HashMap<u32, Node>,
     by_inode: HashMap<u64, u32>,
     by_name: HashMap<(u32, Box<[u8]>), u32>,
@@ -51,6 +95,7 @@ struct Index {
 /// What is known of a node beside its slot.
 #[derive(Default)]
 struct Node {
+    /// 0 while it is lost.
     inode: u64,
     /// References to the inode that we hold in the file system beneath.
     inode_references: u64,
@@ -66,39 +111,45 @@ impl Index {
 }
 
 impl Table {
-    pub fn new() -> Self {
-        let root = Node { inode: ROOT, inode_references: 0, children: 0, handles: 0 };
-        let table = Self {
-            slots: Slots::new(),
-            index: Mutex::new(Index {
-                free: Vec::new(),
-                next: ROOT_SLOT + 1,
-                nodes: HashMap::from([(ROOT_SLOT, root)]),
-                by_inode: HashMap::from([(ROOT, ROOT_SLOT)]),
-                by_name: HashMap::new(),
-            }),
-        };
-        if let Some(slot) = table.slots.get(ROOT_SLOT) {
-            slot.owner.store(ROOT, Relaxed);
-            slot.set_kind(Kind::Directory);
-        }
-        table
+    /// A table that knows nothing until it is loaded.
+    pub fn new(state: State) -> Self {
+        Self { state, index: Mutex::default() }
     }
 
-    /// The id of `name` in `parent`, which the file system beneath calls `inode`. Counts one reference of the kernel, so it
-    /// is called once for every reply that tells the kernel this id, before that reply.
-    pub fn entry(&self, parent: u64, name: &[u8], kind: Kind, inode: u64) -> Result<u64, TableError> {
+    /// The id of `name` in `parent`. Counts one reference of the kernel, so it is called once for every reply that tells the
+    /// kernel this id, before that reply.
+    pub fn entry(&self, parent: u64, name: &[u8], found: Found) -> Result<u64, TableError> {
         let mut index = self.index();
-        let number = match index.by_inode.get(&inode) {
-            Some(number) => *number,
-            None => self.add_node(&mut index, parent, name, kind, inode)?,
+        let number = match self.known(&mut index, parent, name, found) {
+            Some(number) => number,
+            None => self.add_node(&mut index, parent, name, found)?,
         };
         let slot = self.slot(number)?;
         slot.count.fetch_add(1, Release);
+        slot.size.store(found.size, Relaxed);
+        slot.stamp.store(found.stamp, Relaxed);
         if let Some(node) = index.nodes.get_mut(&number) {
             node.inode_references += 1;
         }
         Ok(id(number, slot))
+    }
+
+    /// The node that stands for the inode, or a lost one that has its name and was the same file.
+    fn known(&self, index: &mut Index, parent: u64, name: &[u8], found: Found) -> Option<u32> {
+        if let Some(number) = index.by_inode.get(&found.inode) {
+            return Some(*number);
+        }
+        let number = *index.by_name.get(&(number(parent), name.into()))?;
+        let slot = self.slot(number).ok()?;
+        let node = index.nodes.get_mut(&number)?;
+        if node.inode == 0 && is_same(slot, found) {
+            node.inode = found.inode;
+            index.by_inode.insert(found.inode, number);
+            return Some(number);
+        }
+        // The page cache of two versions of a file must never mix, so the new one gets an id of its own.
+        slot.set(ORPHANED);
+        None
     }
 
     /// Takes back one `entry` that the kernel was not told after all. The file system beneath took back its own reference.
@@ -121,10 +172,53 @@ impl Table {
         unneeded
     }
 
-    /// The inode of the file system beneath.
-    pub fn inode(&self, node: u64) -> Result<u64, TableError> {
-        self.current(node)?;
-        self.index().nodes.get(&number(node)).map(|it| it.inode).ok_or(TableError::Stale)
+    pub fn binding(&self, node: u64) -> Result<Binding, TableError> {
+        let slot = self.current(node)?;
+        let index = self.index();
+        match index.nodes.get(&number(node)) {
+            Some(known) if known.inode != 0 => Ok(Binding::Bound(known.inode)),
+            Some(_) if !slot.has(ORPHANED) => Ok(Binding::Lost {
+                parent: slot.owner.load(Relaxed),
+                name: OsString::from_vec(self.text(slot)),
+                kind: slot.kind(),
+                is_new: slot.has(NEW),
+            }),
+            Some(_) | None => Err(TableError::Stale),
+        }
+    }
+
+    /// A lost node was found again as `inode`, to which the caller holds one reference.
+    pub fn bind(&self, node: u64, inode: u64, kind: Kind) -> Result<u64, TableError> {
+        let mut index = self.index();
+        let number = number(node);
+        let is_other = self.current(node)?.kind() != kind || index.by_inode.get(&inode).is_some_and(|it| *it != number);
+        let known = index.nodes.get_mut(&number).ok_or(TableError::Stale)?;
+        let is_bound_elsewhere = known.inode != 0 && known.inode != inode;
+        if is_other || is_bound_elsewhere {
+            return Err(TableError::Stale);
+        }
+        known.inode = inode;
+        known.inode_references += 1;
+        index.by_inode.insert(inode, number);
+        Ok(inode)
+    }
+
+    /// A lost node of that name which is not in the bucket: only the engines before this one knew it.
+    pub fn lost_new(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let index = self.index();
+        let number = *index.by_name.get(&(number(parent), name.into()))?;
+        self.is_lost_new(&index, number).then(|| self.slot(number).map(|slot| id(number, slot)).ok())?
+    }
+
+    pub fn all_lost_new(&self) -> Vec<u64> {
+        let index = self.index();
+        let lost = index.nodes.keys().filter(|it| self.is_lost_new(&index, **it));
+        lost.filter_map(|it| self.slot(*it).map(|slot| id(*it, slot)).ok()).collect()
+    }
+
+    fn is_lost_new(&self, index: &Index, number: u32) -> bool {
+        let is_lost = index.nodes.get(&number).is_some_and(|it| it.inode == 0);
+        is_lost && self.slot(number).is_ok_and(|slot| slot.has(NEW) && !slot.has(ORPHANED))
     }
 
     pub fn parent(&self, node: u64) -> u64 {
@@ -136,7 +230,7 @@ impl Table {
         let _whole = self.index();
         let mut names = Vec::new();
         let mut node = node;
-        while node != ROOT {
+        while node != ROOT && names.len() < DEEPEST {
             let Ok(slot) = self.current(node) else { break };
             names.push(OsString::from_vec(self.text(slot)));
             node = slot.owner.load(Relaxed);
@@ -148,7 +242,11 @@ impl Table {
 
     /// The name is gone; the node may still be in use.
     pub fn unlinked(&self, parent: u64, name: &[u8]) {
-        self.index().by_name.remove(&(number(parent), name.into()));
+        let gone = self.index().by_name.remove(&(number(parent), name.into()));
+        if let Some(slot) = gone.and_then(|it| self.slot(it).ok()) {
+            slot.set(ORPHANED);
+            slot.clear(NEW);
+        }
     }
 
     /// The node got another name, which may have been another node's before.
@@ -163,13 +261,20 @@ impl Table {
         let mut index = self.index();
         let Some(moved) = index.by_name.remove(&(number(parent), name.into())) else { return Ok(unneeded) };
         let slot = self.slot(moved)?;
+        // While the name is neither the old nor the new one, nobody may find the node by it.
+        slot.set(ORPHANED);
         self.release_text(&mut index, slot);
         self.write_text(&mut index, slot, new_name)?;
         slot.owner.store(new_parent, Release);
+        // A copy has another time, and perhaps another `ETag`.
+        slot.stamp.store(0, Relaxed);
         if let Some(node) = index.nodes.get_mut(&number(new_parent)) {
             node.children += 1;
         }
-        index.by_name.insert((number(new_parent), new_name.into()), moved);
+        if let Some(replaced) = index.by_name.insert((number(new_parent), new_name.into()), moved) {
+            self.slot(replaced)?.set(ORPHANED);
+        }
+        slot.clear(ORPHANED);
         if let Some(node) = index.nodes.get_mut(&number(parent)) {
             node.children -= 1;
         }
@@ -196,18 +301,64 @@ impl Table {
     }
 
     /// A new handle of the node; the node stays until the handle is dropped.
-    pub fn add_handle(&self, kind: Kind, node: u64, open_flags: i32) -> Result<u64, TableError> {
+    pub fn add_handle(&self, node: u64, new: NewHandle<'_>) -> Result<u64, TableError> {
         let mut index = self.index();
         self.current(node)?;
         let number = self.allocate(&mut index)?;
         let slot = self.slot(number)?;
         slot.owner.store(node, Relaxed);
-        slot.open_flags.store(open_flags.cast_unsigned(), Relaxed);
-        slot.set_kind(kind);
+        slot.open_flags.store(new.open_flags.cast_unsigned(), Relaxed);
+        slot.stamp.store(new.opener.into(), Relaxed);
+        if let Err(error) = self.write_text(&mut index, slot, new.etag) {
+            index.free.push(number);
+            return Err(error);
+        }
+        slot.set_kind(new.kind);
         if let Some(node) = index.nodes.get_mut(&self::number(node)) {
             node.handles += 1;
         }
         Ok(id(number, slot))
+    }
+
+    /// The `ETag` of what a read handle reads.
+    pub fn etag(&self, slot: &Slot) -> Vec<u8> {
+        self.text(slot)
+    }
+
+    /// Something is being written that is not in the bucket yet.
+    pub fn begin_writing(&self, slot: &Slot) {
+        if !slot.set(DIRTY) {
+            self.state.unstored().fetch_add(1, Release);
+        }
+    }
+
+    /// What was written is in the bucket, or will never be.
+    pub fn end_writing(&self, slot: &Slot) {
+        if slot.clear(DIRTY) {
+            self.state.unstored().fetch_sub(1, Release);
+        }
+    }
+
+    pub fn clear(&self, node: u64, flags: u32) {
+        if let Ok(slot) = self.current(node) {
+            slot.clear(flags);
+        }
+    }
+
+    /// The file is in the bucket, and with it every directory above.
+    pub fn stored(&self, node: u64) {
+        let mut next = node;
+        for _ in 0..DEEPEST {
+            let Ok(slot) = self.current(next) else { return };
+            slot.clear(NEW);
+            if next == node {
+                slot.stamp.store(0, Relaxed);
+            }
+            if next == ROOT {
+                return;
+            }
+            next = slot.owner.load(Relaxed);
+        }
     }
 
     pub fn handle(&self, handle: u64) -> Result<&Slot, TableError> {
@@ -223,6 +374,8 @@ impl Table {
         let mut index = self.index();
         let Ok(slot) = self.handle(handle) else { return unneeded };
         let node = number(slot.owner.load(Relaxed));
+        self.end_writing(slot);
+        self.release_text(&mut index, slot);
         index.release(number(handle), slot);
         if let Some(node) = index.nodes.get_mut(&node) {
             node.handles -= 1;
@@ -231,7 +384,7 @@ impl Table {
         unneeded
     }
 
-    fn add_node(&self, index: &mut Index, parent: u64, name: &[u8], kind: Kind, inode: u64) -> Result<u32, TableError> {
+    fn add_node(&self, index: &mut Index, parent: u64, name: &[u8], found: Found) -> Result<u32, TableError> {
         self.current(parent)?;
         let added = self.allocate(index)?;
         let slot = self.slot(added)?;
@@ -240,13 +393,14 @@ impl Table {
             index.free.push(added);
             return Err(error);
         }
-        slot.set_kind(kind);
-        index.nodes.insert(added, Node { inode, ..Node::default() });
+        slot.set(found.flags);
+        slot.set_kind(found.kind);
+        index.nodes.insert(added, Node { inode: found.inode, ..Node::default() });
         if let Some(parent) = index.nodes.get_mut(&number(parent)) {
             parent.children += 1;
         }
         index.by_name.insert((number(parent), name.into()), added);
-        index.by_inode.insert(inode, added);
+        index.by_inode.insert(found.inode, added);
         Ok(added)
     }
 
@@ -284,11 +438,14 @@ impl Table {
     fn allocate(&self, index: &mut Index) -> Result<u32, TableError> {
         let number = match index.free.pop() {
             Some(number) => number,
-            None if index.next < MOST_SLOTS => {
-                index.next += 1;
-                index.next - 1
+            None => {
+                let next = self.state.used();
+                if next >= MOST_SLOTS {
+                    return Err(TableError::Full);
+                }
+                self.state.set_used(next + 1);
+                next
             }
-            None => return Err(TableError::Full),
         };
         let slot = self.slot(number)?;
         slot.generation.fetch_add(1, Relaxed);
@@ -296,6 +453,8 @@ impl Table {
         slot.flags.store(0, Relaxed);
         slot.next.store(0, Relaxed);
         slot.text_length.store(0, Relaxed);
+        slot.size.store(0, Relaxed);
+        slot.stamp.store(0, Relaxed);
         Ok(number)
     }
 
@@ -334,13 +493,13 @@ impl Table {
         while let Some(slot) = piece {
             text.extend(slot.read_text((length - text.len()).min(INLINE_TEXT)));
             let next = slot.next.load(Relaxed);
-            piece = if next == 0 || text.len() == length { None } else { self.slots.get(next) };
+            piece = if next == 0 || text.len() == length { None } else { self.state.slot(next) };
         }
         text
     }
 
     fn slot(&self, number: u32) -> Result<&Slot, TableError> {
-        self.slots.get(number).ok_or(TableError::Stale)
+        self.state.slot(number).ok_or(TableError::Stale)
     }
 
     /// The slot of an id that is still in use.
@@ -358,6 +517,13 @@ impl Table {
 #[expect(clippy::cast_possible_truncation, reason = "the lower half of an id is the number of its slot")]
 fn number(id: u64) -> u32 {
     id as u32
+}
+
+/// Whether a lost node is what the file system beneath now finds under its name.
+fn is_same(slot: &Slot, found: Found) -> bool {
+    let stamp = slot.stamp.load(Relaxed);
+    let is_unchanged = stamp == 0 || slot.has(NEW) || (slot.size.load(Relaxed), stamp) == (found.size, found.stamp);
+    slot.kind() == found.kind && (found.kind == Kind::Directory || is_unchanged)
 }
 
 fn id(number: u32, slot: &Slot) -> u64 {

@@ -13,7 +13,10 @@ pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: the descriptor is open (checked above). It was handed to this process to own; each number is taken over once,
     // before anything else was opened that could have got the same number.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    let descriptor = unsafe { OwnedFd::from_raw_fd(number) };
+    // It was inheritable so that we could get it. A child of ours, such as a credential process, must not.
+    rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC)?;
+    Ok(descriptor)
 }
 
 /// Makes the descriptor behind `target`, which others hold by its number, mean the device from now on.

@@ -2,7 +2,8 @@
 //!
 //! The FUSE library believes what it reads from its device. So it is first given one end of a socket, reads the kernel's
 //! question and an end-of-file from it and returns; then the real device takes over the same descriptor number. This way we
-//! know the moment the kernel was answered, and an engine that takes over a mount can start without a question.
+//! know the moment the kernel was answered, and an engine that takes over a mount can start without a question: it asks the
+//! library what the kernel asked the first engine, and must get the same answer.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -12,6 +13,7 @@ use fuser::{Filesystem, Session, SessionACL};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
 use super::descriptor;
+use crate::state::{State, Turn};
 
 /// Operation code of `FUSE_INIT`, in the fifth byte of a request.
 const INIT: u8 = 26;
@@ -21,6 +23,9 @@ const REQUEST_HEADER: usize = 40;
 const REPLY_HEADER: usize = 16;
 /// The kernel refuses to be read with a smaller buffer.
 const READ_BUFFER: usize = 1 << 16;
+/// `FUSE_NOTIFY_RESEND`: what an engine has read and not answered goes back to the queue. A message of 16 bytes: its length,
+/// the code, and no request.
+const SEND_AGAIN: [u32; 4] = [16, 7, 0, 0];
 
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
@@ -47,11 +52,30 @@ pub enum InitError {
         #[source]
         cause: io::Error,
     },
+
+    #[error("this engine uses FUSE in another way than the one that served the mount before")]
+    Incompatible,
 }
 
-/// A session that has answered `FUSE_INIT` and reads from the device from now on.
-pub fn session<F: Filesystem>(files: F, device: &File, access: SessionACL) -> Result<Session<F>, InitError> {
-    let question = read_question(device).map_err(|cause| InitError::Read { cause })?;
+/// A session that has everything but the kernel.
+pub struct Prepared<F: Filesystem> {
+    session: Session<F>,
+    answer: Vec<u8>,
+    turn: Turn,
+}
+
+/// Lets the FUSE library answer the kernel's first question, which the kernel asked now or an engine before this one.
+pub fn prepare<F: Filesystem>(
+    files: F,
+    device: &File,
+    access: SessionACL,
+    state: &State,
+) -> Result<Prepared<F>, InitError> {
+    let turn = state.turn();
+    let question = match state.question() {
+        Some(question) if turn == Turn::Successor => question,
+        Some(_) | None => read_question(device).map_err(|cause| InitError::Read { cause })?,
+    };
     let is_init = (REQUEST_HEADER..=LONGEST_MESSAGE).contains(&question.len()) && question[4] == INIT;
     if !is_init {
         return Err(InitError::NotInit);
@@ -61,10 +85,31 @@ pub fn session<F: Filesystem>(files: F, device: &File, access: SessionACL) -> Re
     if answer.len() < REPLY_HEADER || errno != Some(0) {
         return Err(InitError::Refused { errno: errno.map_or(libc::EIO, i32::saturating_neg) });
     }
-    // First the exchange, then the answer: the kernel sends requests as soon as it has it.
-    descriptor::replace(&session, device).map_err(|cause| InitError::Exchange { cause })?;
-    { device }.write_all(&answer).map_err(|cause| InitError::Answer { cause })?;
-    Ok(session)
+    match turn {
+        Turn::First => state.note_exchange(&question, &answer),
+        Turn::Successor if state.answer().as_ref() == Some(&answer) => {}
+        Turn::Successor => return Err(InitError::Incompatible),
+    }
+    Ok(Prepared { session, answer, turn })
+}
+
+impl<F: Filesystem> Prepared<F> {
+    /// From now on the session reads from the device. No other engine may.
+    pub fn attach(self, mut device: &File) -> Result<Session<F>, InitError> {
+        // First the exchange, then the message: the kernel sends requests as soon as it has it.
+        descriptor::replace(&self.session, device).map_err(|cause| InitError::Exchange { cause })?;
+        match self.turn {
+            Turn::First => device.write_all(&self.answer).map_err(|cause| InitError::Answer { cause })?,
+            Turn::Successor => {
+                let message = SEND_AGAIN.map(u32::to_ne_bytes).concat();
+                if let Err(error) = device.write_all(&message) {
+                    // Linux before 6.9, or the mount is gone.
+                    tracing::warn!(%error, "requests that the engine before had read are not sent again");
+                }
+            }
+        }
+        Ok(self.session)
+    }
 }
 
 fn read_question(mut device: &File) -> io::Result<Vec<u8>> {

@@ -11,6 +11,12 @@ pub const MAX_ANSWER_BYTES: usize = 40 * 1024;
 pub enum Answer {
     /// The engine serves the mount.
     Ready,
+    /// The engine died, or stood still, and another one has taken its place: the mount lives on, and so do open files.
+    Resumed {
+        cause: String,
+        /// How long nobody served the mount.
+        stall_milliseconds: u64,
+    },
     /// There will be no mount; mostly the engine's own words.
     Failed { error: String },
     /// The engine has ended: after it was ready, or in peace before. Code and signal exclude each other. Also the answer to a
@@ -53,6 +59,8 @@ mod tests {
     fn answers_on_the_wire() {
         check(&Answer::Ready, r#"{"answer":"ready"}"#);
         check(&Answer::Failed { error: "no\n\"way\"".into() }, r#"{"answer":"failed","error":"no\n\"way\""}"#);
+        let resumed = Answer::Resumed { cause: "signal 9".into(), stall_milliseconds: 120 };
+        check(&resumed, r#"{"answer":"resumed","cause":"signal 9","stall_milliseconds":120}"#);
         let exited = Answer::Exited { code: None, signal: Some(9), error: String::new() };
         check(&exited, r#"{"answer":"exited","code":null,"signal":9,"error":""}"#);
         let exited = Answer::Exited { code: Some(0), signal: None, error: "x".into() };

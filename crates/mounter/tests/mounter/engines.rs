@@ -16,7 +16,7 @@ use crate::fixture::{
 
 #[test]
 fn the_command_line_and_the_environment_are_those_of_the_request() {
-    let mounter = Mounter::start(&[]);
+    let mounter = Mounter::start(&["--keep", "off"]);
     let script = r#"printf '%s\n' "$@" >&2; tr '\0' '\n' < /proc/$$/environ >&2; readlink /proc/$$/fd/0 >&2; exit 1"#;
     let mut request = scripted(script);
     request.args = ["-d", "--prefix=a b/", "--foreground", "--allow-root"].map(str::to_owned).to_vec();

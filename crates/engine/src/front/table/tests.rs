@@ -5,36 +5,65 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::state::POISONED;
+
+fn table() -> Table {
+    let table = Table::new(State::private().unwrap());
+    table.load();
+    table
+}
+
+/// What a successor finds after a crash.
+fn successor(table: &Table) -> Table {
+    let table = Table::new(table.state.clone());
+    table.load();
+    table
+}
+
+fn found(kind: Kind, inode: u64) -> Found {
+    Found { kind, inode, size: 7, stamp: 1000, flags: 0 }
+}
+
+fn handle(kind: Kind, open_flags: i32) -> NewHandle<'static> {
+    NewHandle { kind, open_flags, opener: 42, etag: b"\"etag\"" }
+}
+
+fn bound_to(table: &Table, node: u64) -> Result<u64, TableError> {
+    match table.binding(node)? {
+        Binding::Bound(inode) => Ok(inode),
+        Binding::Lost { .. } => Ok(0),
+    }
+}
 
 #[test]
 fn the_root_has_the_id_that_the_protocol_fixes() {
-    let table = Table::new();
-    assert_eq!(table.inode(ROOT), Ok(ROOT));
+    let table = table();
+    assert_eq!(bound_to(&table, ROOT), Ok(ROOT));
     assert_eq!(table.path(ROOT), PathBuf::from("/"));
     assert_eq!(table.forget(ROOT, 1000), []);
-    assert_eq!(table.inode(ROOT), Ok(ROOT));
+    assert_eq!(bound_to(&table, ROOT), Ok(ROOT));
 }
 
 #[test]
 fn an_id_that_was_given_back_is_stale_for_ever() {
-    let table = Table::new();
-    let first = table.entry(ROOT, b"a", Kind::File, 10).unwrap();
+    let table = table();
+    let first = table.entry(ROOT, b"a", found(Kind::File, 10)).unwrap();
     assert_eq!(table.forget(first, 1), [Unneeded { inode: 10, count: 1 }]);
-    let second = table.entry(ROOT, b"b", Kind::File, 11).unwrap();
+    let second = table.entry(ROOT, b"b", found(Kind::File, 11)).unwrap();
     assert_eq!(number(first), number(second), "the slot is used again");
-    assert_eq!(table.inode(first), Err(TableError::Stale));
-    assert_eq!(table.inode(second), Ok(11));
+    assert_eq!(bound_to(&table, first), Err(TableError::Stale));
+    assert_eq!(bound_to(&table, second), Ok(11));
 }
 
 #[test]
 fn a_node_stays_while_it_has_handles_or_children() {
-    let table = Table::new();
-    let directory = table.entry(ROOT, b"d", Kind::Directory, 10).unwrap();
-    let file = table.entry(directory, b"f", Kind::File, 11).unwrap();
-    let handle = table.add_handle(Kind::ReadHandle, file, 0).unwrap();
+    let table = table();
+    let directory = table.entry(ROOT, b"d", found(Kind::Directory, 10)).unwrap();
+    let file = table.entry(directory, b"f", found(Kind::File, 11)).unwrap();
+    let handle = table.add_handle(file, handle(Kind::ReadHandle, 0)).unwrap();
     assert_eq!(table.forget(directory, 1), []);
     assert_eq!(table.forget(file, 1), []);
-    assert_eq!(table.inode(file), Ok(11));
+    assert_eq!(bound_to(&table, file), Ok(11));
     let all = [Unneeded { inode: 11, count: 1 }, Unneeded { inode: 10, count: 1 }];
     assert_eq!(table.drop_handle(handle), all);
     assert!(table.handle(handle).is_err());
@@ -42,23 +71,23 @@ fn a_node_stays_while_it_has_handles_or_children() {
 
 #[test]
 fn a_withdrawn_entry_leaves_no_reference() {
-    let table = Table::new();
-    let told = table.entry(ROOT, b"a", Kind::File, 10).unwrap();
-    assert_eq!(table.entry(ROOT, b"a", Kind::File, 10), Ok(told));
+    let table = table();
+    let told = table.entry(ROOT, b"a", found(Kind::File, 10)).unwrap();
+    assert_eq!(table.entry(ROOT, b"a", found(Kind::File, 10)), Ok(told));
     assert_eq!(table.withdraw(told), None);
     assert_eq!(table.forget(told, 1), [Unneeded { inode: 10, count: 1 }]);
-    let untold = table.entry(ROOT, b"a", Kind::File, 10).unwrap();
+    let untold = table.entry(ROOT, b"a", found(Kind::File, 10)).unwrap();
     assert_eq!(table.withdraw(untold), None);
-    assert_eq!(table.inode(untold), Err(TableError::Stale));
+    assert_eq!(bound_to(&table, untold), Err(TableError::Stale));
 }
 
 #[test]
 fn a_renamed_node_keeps_its_id_and_changes_its_path() {
-    let table = Table::new();
+    let table = table();
     let long = "n".repeat(255);
-    let old = table.entry(ROOT, b"old", Kind::Directory, 10).unwrap();
-    let new = table.entry(ROOT, b"new", Kind::Directory, 11).unwrap();
-    let file = table.entry(old, b"f", Kind::File, 12).unwrap();
+    let old = table.entry(ROOT, b"old", found(Kind::Directory, 10)).unwrap();
+    let new = table.entry(ROOT, b"new", found(Kind::Directory, 11)).unwrap();
+    let file = table.entry(old, b"f", found(Kind::File, 12)).unwrap();
     assert_eq!(table.renamed(old, b"f", new, long.as_bytes()), Ok(vec![]));
     assert_eq!(table.path(file), PathBuf::from("/new").join(&long));
     assert_eq!(table.parent(file), new);
@@ -67,23 +96,142 @@ fn a_renamed_node_keeps_its_id_and_changes_its_path() {
 
 #[test]
 fn a_name_can_get_another_inode_under_the_same_id() {
-    let table = Table::new();
-    let file = table.entry(ROOT, b"f", Kind::File, 10).unwrap();
+    let table = table();
+    let file = table.entry(ROOT, b"f", found(Kind::File, 10)).unwrap();
     assert_eq!(table.rebind(ROOT, b"f", 10), Unneeded { inode: 10, count: 1 }, "nothing changed");
     assert_eq!(table.rebind(ROOT, b"f", 11), Unneeded { inode: 10, count: 1 });
-    assert_eq!(table.inode(file), Ok(11));
+    assert_eq!(bound_to(&table, file), Ok(11));
     assert_eq!(table.forget(file, 1), [Unneeded { inode: 11, count: 1 }]);
     assert_eq!(table.rebind(ROOT, b"f", 12), Unneeded { inode: 12, count: 1 }, "the name is not known");
 }
 
 #[test]
 fn long_names_are_kept_whole() {
-    let table = Table::new();
+    let table = table();
     for length in [1, INLINE_TEXT - 1, INLINE_TEXT, INLINE_TEXT + 1, 255, 1024] {
         let name = "x".repeat(length);
-        let node = table.entry(ROOT, name.as_bytes(), Kind::File, length as u64 + 100).unwrap();
+        let node = table.entry(ROOT, name.as_bytes(), found(Kind::File, length as u64 + 100)).unwrap();
         assert_eq!(table.path(node), PathBuf::from("/").join(&name));
     }
+}
+
+#[test]
+fn a_successor_finds_nodes_by_their_names_under_the_same_ids() {
+    let table = table();
+    let long = "n".repeat(255);
+    let directory = table.entry(ROOT, b"d", found(Kind::Directory, 10)).unwrap();
+    let file = table.entry(directory, long.as_bytes(), found(Kind::File, 11)).unwrap();
+    let table = successor(&table);
+    let lost = Binding::Lost { parent: directory, name: long.clone().into(), kind: Kind::File, is_new: false };
+    assert_eq!(table.binding(file), Ok(lost));
+    assert_eq!(table.entry(ROOT, b"d", found(Kind::Directory, 20)), Ok(directory));
+    assert_eq!(table.entry(directory, long.as_bytes(), found(Kind::File, 21)), Ok(file));
+    assert_eq!((bound_to(&table, directory), bound_to(&table, file)), (Ok(20), Ok(21)));
+    // Two references of the kernel, one of them told by the dead engine.
+    assert_eq!(table.forget(file, 1), []);
+    assert_eq!(table.forget(file, 1), [Unneeded { inode: 21, count: 1 }]);
+}
+
+#[test]
+fn a_node_that_is_found_again_twice_is_bound_once() {
+    let table = table();
+    let file = table.entry(ROOT, b"f", found(Kind::File, 11)).unwrap();
+    let table = successor(&table);
+    assert_eq!(table.bind(file, 21, Kind::Directory), Err(TableError::Stale));
+    assert_eq!(table.bind(file, 21, Kind::File), Ok(21));
+    assert_eq!(table.bind(file, 21, Kind::File), Ok(21));
+    assert_eq!(table.bind(file, 22, Kind::File), Err(TableError::Stale));
+    assert_eq!(table.forget(file, 1), [Unneeded { inode: 21, count: 2 }]);
+}
+
+#[test]
+fn a_file_that_was_replaced_during_a_crash_gets_another_id() {
+    let table = table();
+    let old = table.entry(ROOT, b"f", found(Kind::File, 11)).unwrap();
+    let table = successor(&table);
+    let new = table.entry(ROOT, b"f", Found { size: 8, ..found(Kind::File, 21) }).unwrap();
+    assert_ne!(old, new);
+    assert_eq!(table.binding(old), Err(TableError::Stale));
+    let table = successor(&table);
+    assert_eq!(table.binding(old), Err(TableError::Stale));
+    assert_eq!(table.entry(ROOT, b"f", Found { size: 8, ..found(Kind::File, 31) }), Ok(new));
+}
+
+#[test]
+fn names_that_are_gone_are_not_found_by_a_successor() {
+    let table = table();
+    let made = Found { flags: NEW, ..found(Kind::Directory, 11) };
+    let removed = table.entry(ROOT, b"removed", made).unwrap();
+    let moved = table.entry(ROOT, b"old", found(Kind::File, 12)).unwrap();
+    let replaced = table.entry(ROOT, b"new", found(Kind::File, 13)).unwrap();
+    table.unlinked(ROOT, b"removed");
+    table.renamed(ROOT, b"old", ROOT, b"new").unwrap();
+    let table = successor(&table);
+    assert_eq!(table.binding(removed), Err(TableError::Stale));
+    assert_eq!(table.binding(replaced), Err(TableError::Stale));
+    assert_eq!(table.path(moved), PathBuf::from("/new"));
+    assert!(table.all_lost_new().is_empty());
+}
+
+#[test]
+fn what_was_made_and_not_stored_is_known_to_a_successor() {
+    let table = table();
+    let made = |kind, inode| Found { flags: NEW, ..found(kind, inode) };
+    let directory = table.entry(ROOT, b"d", made(Kind::Directory, 10)).unwrap();
+    let empty = table.entry(directory, b"empty", made(Kind::File, 11)).unwrap();
+    let other = table.entry(ROOT, b"other", made(Kind::Directory, 12)).unwrap();
+    let stored = table.entry(other, b"stored", made(Kind::File, 13)).unwrap();
+    table.stored(stored);
+    let table = successor(&table);
+    let mut lost = table.all_lost_new();
+    lost.sort_unstable();
+    assert_eq!(lost, [directory, empty]);
+    assert_eq!(table.lost_new(ROOT, b"d"), Some(directory));
+    assert_eq!(table.lost_new(ROOT, b"other"), None);
+    table.bind(directory, 20, Kind::Directory).unwrap();
+    assert_eq!(table.lost_new(ROOT, b"d"), None);
+}
+
+#[test]
+fn only_data_that_is_not_stored_poisons_a_handle() {
+    let table = table();
+    let handle_of = |inode: u64| {
+        let name = inode.to_string();
+        let node = table.entry(ROOT, name.as_bytes(), Found { flags: NEW, ..found(Kind::File, inode) }).unwrap();
+        table.add_handle(node, handle(Kind::WriteHandle, 1)).unwrap()
+    };
+    let (unused, written, stored) = (handle_of(10), handle_of(11), handle_of(12));
+    for number in [written, stored] {
+        table.begin_writing(table.handle(number).unwrap());
+    }
+    assert_eq!(table.state.unstored().load(Acquire), 2);
+    table.end_writing(table.handle(stored).unwrap());
+    assert_eq!(table.state.unstored().load(Acquire), 1);
+
+    let table = successor(&table);
+    let is_poisoned = |number| table.handle(number).unwrap().has(POISONED);
+    assert_eq!([unused, written, stored].map(is_poisoned), [false, true, false]);
+    assert_eq!(table.state.unstored().load(Acquire), 0);
+    assert_eq!(table.lost_new(ROOT, b"11"), None, "its name is lost with its data");
+    assert!(table.lost_new(ROOT, b"10").is_some());
+    assert_eq!(table.etag(table.handle(unused).unwrap()), b"\"etag\"");
+}
+
+#[test]
+fn what_the_kernel_was_never_told_is_free_again() {
+    let table = table();
+    let kept = table.entry(ROOT, b"kept", found(Kind::File, 10)).unwrap();
+    let used = table.state.used();
+    let name = "x".repeat(300);
+    // As if the engine had died right before it counted the reference.
+    let untold = table.entry(ROOT, name.as_bytes(), found(Kind::File, 11)).unwrap();
+    table.current(untold).unwrap().count.store(0, Relaxed);
+    let orphan = table.allocate(&mut table.index()).unwrap();
+    table.slot(orphan).unwrap().set_kind(Kind::Continuation);
+    let table = successor(&table);
+    assert_eq!(table.binding(untold), Err(TableError::Stale));
+    assert!(table.binding(kept).is_ok());
+    assert_eq!(table.index().free.len(), (table.state.used() - used) as usize);
 }
 
 #[derive(Clone, Debug)]
@@ -92,6 +240,7 @@ enum Step {
     Forget { node: usize },
     Open { node: usize },
     Close { handle: usize },
+    Crash,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -100,6 +249,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         (0..8_usize).prop_map(|node| Step::Forget { node }),
         (0..8_usize).prop_map(|node| Step::Open { node }),
         (0..8_usize).prop_map(|handle| Step::Close { handle }),
+        Just(Step::Crash),
     ];
     prop::collection::vec(step, 0..200)
 }
@@ -108,13 +258,13 @@ proptest! {
     /// What the file system beneath gave us is what we give back in the end, and never more.
     #[test]
     fn references_are_balanced(steps in steps()) {
-        let table = Table::new();
+        let mut table = table();
         let mut held: BTreeMap<u64, u64> = BTreeMap::new();
         let mut known: Vec<u64> = Vec::new();
         let mut handles: Vec<u64> = Vec::new();
         let give_back = |held: &mut BTreeMap<u64, u64>, unneeded: Vec<Unneeded>| {
             for it in unneeded {
-                let left = held.get_mut(&it.inode).map(|held| { *held -= it.count; *held });
+                let left = held.remove(&it.inode).map(|held| held - it.count);
                 assert_eq!(left, Some(0));
             }
         };
@@ -123,8 +273,8 @@ proptest! {
                 Step::Lookup { directory, inode } => {
                     let parent = known.get(directory).copied().unwrap_or(ROOT);
                     let name = format!("name of inode {inode} {}", "long ".repeat(30));
-                    let node = table.entry(parent, name.as_bytes(), Kind::Directory, inode).unwrap();
-                    prop_assert_eq!(table.inode(node), Ok(inode));
+                    let node = table.entry(parent, name.as_bytes(), found(Kind::Directory, inode)).unwrap();
+                    prop_assert_eq!(bound_to(&table, node), Ok(inode));
                     *held.entry(inode).or_default() += 1;
                     known.push(node);
                 }
@@ -133,12 +283,17 @@ proptest! {
                     give_back(&mut held, table.forget(node, 1));
                 }
                 Step::Open { node } if node < known.len() => {
-                    handles.push(table.add_handle(Kind::WriteHandle, known[node], 2).unwrap());
+                    handles.push(table.add_handle(known[node], handle(Kind::WriteHandle, 2)).unwrap());
                 }
                 Step::Close { handle } if handle < handles.len() => {
                     let handle = handles.swap_remove(handle);
                     give_back(&mut held, table.drop_handle(handle));
                     prop_assert!(table.handle(handle).is_err());
+                }
+                Step::Crash => {
+                    // The file system beneath dies with the engine; the kernel's references do not.
+                    table = successor(&table);
+                    held.clear();
                 }
                 Step::Forget { .. } | Step::Open { .. } | Step::Close { .. } => {}
             }
@@ -149,10 +304,10 @@ proptest! {
         for node in known {
             give_back(&mut held, table.forget(node, 1));
         }
-        prop_assert!(held.values().all(|it| *it == 0), "{:?}", held);
+        prop_assert!(held.is_empty(), "{:?}", held);
         let index = table.index();
         prop_assert_eq!(index.nodes.len(), 1);
         prop_assert_eq!((index.by_inode.len(), index.by_name.len()), (1, 0));
-        prop_assert_eq!(index.free.len(), (index.next - ROOT_SLOT - 1) as usize, "every slot but the root's is free");
+        prop_assert_eq!(index.free.len(), (table.state.used() - ROOT_SLOT - 1) as usize, "every slot but the root's is free");
     }
 }

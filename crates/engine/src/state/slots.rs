@@ -1,17 +1,13 @@
-//! The memory of the table: numbered slots of fixed size, written by plain atomic stores.
+//! What one slot of the table looks like: of fixed size, written by plain atomic stores.
 //!
-//! A slot holds no pointer and no Rust type with a hidden layout, so that the memory can be a file shared with another
-//! process one day. Today it is allocated piece by piece.
+//! A slot holds no pointer and no Rust type with a hidden layout, because another process reads it after this one has died.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Bytes of text in one slot; longer text continues in further slots.
-pub const INLINE_TEXT: usize = 88;
-const SLOTS_PER_PIECE: u32 = 4096;
-const PIECES: u32 = 1024;
-/// Four million nodes and handles: half a gigabyte.
-pub const MOST_SLOTS: u32 = SLOTS_PER_PIECE * PIECES;
+pub const INLINE_TEXT: usize = 72;
+/// Four million nodes and handles: half a gigabyte, if all were used.
+pub const MOST_SLOTS: u32 = 1 << 22;
 
 /// What a slot is used for. Stored last when a slot is filled and first when it is emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,10 +23,15 @@ pub enum Kind {
     DirectoryHandle = 6,
 }
 
-/// Flag of a write handle: a write failed, so that closing it must fail, too.
+/// Flag of a write handle: a write failed or what was written is lost, so that closing it must fail, too.
 pub const POISONED: u32 = 1;
+/// Flag of a write handle: something was written that is not in the bucket yet.
+pub const DIRTY: u32 = 2;
+/// Flag of a node: it was made here and is not in the bucket yet.
+pub const NEW: u32 = 4;
+/// Flag of a node: its path names something else now, or nothing.
+pub const ORPHANED: u32 = 8;
 
-#[derive(Default)]
 #[repr(C)]
 pub struct Slot {
     kind: AtomicU32,
@@ -45,16 +46,12 @@ pub struct Slot {
     pub next: AtomicU32,
     /// Handle: the flags of open(2).
     pub open_flags: AtomicU32,
-    text: Text,
-}
-
-#[repr(C)]
-struct Text([AtomicU8; INLINE_TEXT]);
-
-impl Default for Text {
-    fn default() -> Self {
-        Self([const { AtomicU8::new(0) }; INLINE_TEXT])
-    }
+    /// File: its size when the kernel was last told. Write handle: the lock owner that closed it before anything was written.
+    pub size: AtomicU64,
+    /// File: when it was changed last, in seconds; 0 if that is not known. Write handle: the process that opened it.
+    pub stamp: AtomicU64,
+    /// Node: its name. Read handle: the `ETag` of what it reads.
+    text: [AtomicU8; INLINE_TEXT],
 }
 
 impl Slot {
@@ -78,36 +75,24 @@ impl Slot {
         self.flags.load(Ordering::Acquire) & flags != 0
     }
 
-    pub fn set(&self, flags: u32) {
-        self.flags.fetch_or(flags, Ordering::Release);
+    /// Answers whether they were set before.
+    pub fn set(&self, flags: u32) -> bool {
+        self.flags.fetch_or(flags, Ordering::AcqRel) & flags != 0
+    }
+
+    /// Answers whether they were set before.
+    pub fn clear(&self, flags: u32) -> bool {
+        self.flags.fetch_and(!flags, Ordering::AcqRel) & flags != 0
     }
 
     pub fn write_text(&self, text: &[u8]) {
-        for (target, byte) in self.text.0.iter().zip(text) {
+        for (target, byte) in self.text.iter().zip(text) {
             target.store(*byte, Ordering::Relaxed);
         }
     }
 
     pub fn read_text(&self, length: usize) -> impl Iterator<Item = u8> {
-        self.text.0.iter().take(length).map(|it| it.load(Ordering::Relaxed))
-    }
-}
-
-/// All slots, by number.
-pub struct Slots {
-    pieces: Box<[OnceLock<Box<[Slot]>>]>,
-}
-
-impl Slots {
-    pub fn new() -> Self {
-        Self { pieces: (0..PIECES).map(|_| OnceLock::new()).collect() }
-    }
-
-    /// The slot with that number, which must be below [`MOST_SLOTS`].
-    pub fn get(&self, number: u32) -> Option<&Slot> {
-        let piece = self.pieces.get((number / SLOTS_PER_PIECE) as usize)?;
-        let piece = piece.get_or_init(|| (0..SLOTS_PER_PIECE).map(|_| Slot::default()).collect());
-        piece.get((number % SLOTS_PER_PIECE) as usize)
+        self.text.iter().take(length).map(|it| it.load(Ordering::Relaxed))
     }
 }
 

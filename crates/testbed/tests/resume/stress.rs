@@ -1,0 +1,265 @@
+//! Many kinds of work at once while engines are killed at random moments: everything read is compared, and everything that was
+//! closed without an error must be in the bucket at the end.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use s3csi_testbed::environment;
+use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::store::Store as _;
+
+use crate::world::{BUCKET, Kept, World, noise};
+
+/// In each CI run; `make soak` asks for a hundred.
+const USUAL_KILLS: usize = 8;
+
+const SMALL_FILES: u64 = 60;
+const BIG_FILES: u64 = 2;
+const BIG_BYTES: usize = 24 << 20;
+
+/// What one kind of work has to say.
+#[derive(Default)]
+struct Report {
+    rounds: usize,
+    errors: Vec<String>,
+    /// Files that could not be written, which is the right of a file that was being written.
+    failed_writes: usize,
+    /// What was written without an error.
+    written: BTreeMap<String, u64>,
+}
+
+impl Report {
+    fn check<T>(&mut self, what: &str, result: io::Result<T>) -> Option<T> {
+        result.inspect_err(|error| self.errors.push(format!("{what}: {error}"))).ok()
+    }
+
+    fn compare(&mut self, what: &str, found: &[u8], expected: &[u8]) {
+        if found != expected {
+            self.errors.push(format!("{what}: wrong bytes ({} instead of {})", found.len(), expected.len()));
+        }
+    }
+}
+
+type Work = fn(&Path, &AtomicBool) -> Report;
+
+#[test]
+fn nothing_but_files_being_written_notices_that_engines_die() {
+    let kills = environment::soak_kills().unwrap_or(USUAL_KILLS);
+    let fixture = Fixture::new("resume-stress");
+    let world = World::new(&fixture);
+    for number in 0..SMALL_FILES {
+        world.put(&format!("small/d{}/{number}", number % 7), &small(number));
+    }
+    for number in 0..BIG_FILES {
+        world.put(&format!("big/{number}"), &big(number));
+    }
+    world.put("meta/stays", b"x");
+    let kept = world.mount();
+
+    let works: [(&str, Work); 8] = [
+        ("small files", read_small),
+        ("small files again", read_small),
+        ("big files", read_big),
+        ("held handle", hold),
+        ("listing", list),
+        ("writer", write),
+        ("names", make_and_remove),
+        ("probe", probe),
+    ];
+    let is_over = AtomicBool::new(false);
+    let (reports, stalls) = std::thread::scope(|scope| {
+        let running: Vec<_> =
+            works.iter().map(|(name, work)| (*name, scope.spawn(|| work(&kept.directory, &is_over)))).collect();
+        let stalls = kill_often(&kept, kills);
+        is_over.store(true, Ordering::SeqCst);
+        let reports: Vec<_> = running.into_iter().map(|(name, it)| (name, it.join().unwrap())).collect();
+        (reports, stalls)
+    });
+
+    let mut stalls = stalls;
+    stalls.sort();
+    println!("{kills} kills, stalls: median {:?}, longest {:?}", stalls[stalls.len() / 2], stalls[stalls.len() - 1]);
+    let mut problems = Vec::new();
+    for (name, report) in &reports {
+        println!("{name}: {} rounds, {} failed writes", report.rounds, report.failed_writes);
+        assert!(report.rounds > 0, "{name} did nothing");
+        problems.extend(report.errors.iter().map(|it| format!("{name}: {it}")));
+        for (key, seed) in &report.written {
+            if world.store.object(BUCKET, key).is_none_or(|it| it != written(*seed)) {
+                problems.push(format!("{name}: {key} was closed without an error and is not in the bucket"));
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+    kept.unmount();
+}
+
+/// Answers how long nobody served, each time.
+fn kill_often(kept: &Kept<'_>, kills: usize) -> Vec<Duration> {
+    let mut stalls = Vec::new();
+    for number in 0..kills {
+        // Different moments, the same ones in each run: 0.3 to 1.2 seconds after the last successor began to serve.
+        let pause = Duration::from_millis(300 + (number as u64 * 7919) % 900);
+        wait_a_moment(pause);
+        stalls.push(kept.kill_engine().1);
+    }
+    wait_a_moment(Duration::from_secs(1));
+    stalls
+}
+
+/// Time in which the applications work undisturbed; nothing is waited for.
+fn wait_a_moment(time: Duration) {
+    std::thread::sleep(time);
+}
+
+fn small(number: u64) -> Vec<u8> {
+    noise(number + 1, 1000 + usize::try_from(number * 1717).unwrap())
+}
+
+fn big(number: u64) -> Vec<u8> {
+    noise(number + 1000, BIG_BYTES)
+}
+
+fn written(seed: u64) -> Vec<u8> {
+    let length = [0, 1, 5000, 300_000, 9 << 20][usize::try_from(seed % 5).unwrap()];
+    noise(seed, length)
+}
+
+fn read_small(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    while !is_over.load(Ordering::SeqCst) {
+        let number = (report.rounds as u64 * 17) % SMALL_FILES;
+        let path = root.join(format!("small/d{}/{number}", number % 7));
+        if let Some(content) = report.check("read", fs::read(path)) {
+            report.compare("read", &content, &small(number));
+        }
+        report.rounds += 1;
+    }
+    report
+}
+
+fn read_big(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    let contents: Vec<Vec<u8>> = (0..BIG_FILES).map(big).collect();
+    while !is_over.load(Ordering::SeqCst) {
+        let number = report.rounds % contents.len();
+        let mut content = Vec::with_capacity(BIG_BYTES);
+        let read = File::open(root.join(format!("big/{number}"))).and_then(|mut it| it.read_to_end(&mut content));
+        if report.check("read", read).is_some() {
+            report.compare("read", &content, &contents[number]);
+        }
+        report.rounds += 1;
+    }
+    report
+}
+
+/// One handle for the whole time.
+fn hold(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    let content = big(0);
+    let file = File::open(root.join("big/0")).unwrap();
+    let mut piece = vec![0; 64 << 10];
+    while !is_over.load(Ordering::SeqCst) {
+        let offset = (report.rounds * 7_654_321) % (BIG_BYTES - piece.len());
+        if report.check("read", file.read_exact_at(&mut piece, offset as u64)).is_some() {
+            report.compare("read", &piece, &content[offset..offset + piece.len()]);
+        }
+        report.rounds += 1;
+    }
+    report
+}
+
+fn list(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    while !is_over.load(Ordering::SeqCst) {
+        let mut count = 0;
+        for directory in 0..7 {
+            let listed = fs::read_dir(root.join(format!("small/d{directory}")))
+                .and_then(|entries| entries.map(|it| it.and_then(|it| it.metadata())).collect::<io::Result<Vec<_>>>());
+            count += report.check("list", listed).map_or(0, |it| it.len());
+        }
+        if count != usize::try_from(SMALL_FILES).unwrap() {
+            report.errors.push(format!("{count} files listed instead of {SMALL_FILES}"));
+        }
+        report.rounds += 1;
+    }
+    report
+}
+
+/// Files of several sizes. A process of its own closes them, because only that shows how close went.
+fn write(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    while !is_over.load(Ordering::SeqCst) {
+        let seed = report.rounds as u64;
+        let key = format!("written/{seed}");
+        if write_one(&root.join(&key), seed).is_ok() {
+            // Empty files are stored a moment after they are closed; their loss is looked for at the end, too.
+            report.written.insert(key, seed);
+        } else {
+            report.failed_writes += 1;
+        }
+        report.rounds += 1;
+    }
+    report
+}
+
+fn write_one(path: &Path, seed: u64) -> Result<(), String> {
+    let source = PathBuf::from(format!("/tmp/s3csi-stress-{}-{seed}", std::process::id()));
+    fs::create_dir_all(path.parent().unwrap()).map_err(|error| error.to_string())?;
+    fs::write(&source, written(seed)).unwrap();
+    let output = Command::new("sh")
+        .args(["-c", r#"exec cat "$0" > "$1""#])
+        .args([&source, path])
+        .stdin(Stdio::null())
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    fs::remove_file(source).unwrap();
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+}
+
+fn make_and_remove(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    let directory = root.join("meta");
+    while !is_over.load(Ordering::SeqCst) {
+        let (file, sub) = (directory.join("file"), directory.join("sub"));
+        report.check("mkdir", fs::create_dir(&sub));
+        report.check("rmdir", fs::remove_dir(&sub));
+        // Its one byte may be lost, and then there is nothing to remove.
+        let made = write_byte(&file);
+        if made.is_ok() {
+            report.check("unlink", fs::remove_file(&file));
+        } else {
+            report.failed_writes += 1;
+            let _ = fs::remove_file(&file);
+        }
+        report.rounds += 1;
+    }
+    report
+}
+
+fn write_byte(path: &Path) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    io::Write::write_all(&mut file, b"x")?;
+    file.sync_all()
+}
+
+fn probe(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
+        report.check("stat", fs::metadata(root.join("big/1")));
+        let took = start.elapsed();
+        if took > Duration::from_secs(20) {
+            report.errors.push(format!("stat took {took:?}"));
+        }
+        report.rounds += 1;
+    }
+    report
+}
