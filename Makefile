@@ -86,6 +86,9 @@ lint: format ## Format, clippy (pedantic), shellcheck
 format: ## Is every Rust file formatted? (cargo fmt repairs it)
 	cargo fmt --all --check
 
+soak: $(BUILT) ## The stress of the engine's successors with a hundred kills; needs root
+	S3CSI_SOAK_KILLS=100 $(ISOLATED) $(CARGO_TEST) --test resume stress -- --nocapture
+
 ##@ Measure and ship
 bench: setup tools build ## Publish latency and data path beside s3fs and rclone, to docs/benchmarks.md (ARGS=--quick tries it out)
 	@scripts/peers.sh

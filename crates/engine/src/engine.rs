@@ -149,7 +149,13 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let succession = Succession { state: &state, keeper: keeper.as_ref() };
     let (session, _stop) = session::start(front, mount_point, &options, most_threads, &succession, || table.load())
         .map_err(EngineError::Session)?;
-    report(arguments, environment)?;
+    match report(arguments, environment) {
+        // The mount works. Whoever wanted to know is gone, but those who use the mount are not.
+        Err(EngineError::Report { cause }) if keeper.is_some() => {
+            tracing::warn!(%cause, "nobody hears that the mount works")
+        }
+        reported => reported?,
+    }
     session.join().map_err(|cause| EngineError::Ended { cause })?;
     drop(cache_directory);
     tracing::info!("the mount ended");

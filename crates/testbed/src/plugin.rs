@@ -102,11 +102,16 @@ impl<'a> Plugin<'a> {
 
     /// Starts the mounter, as an ordinary user, and waits until it listens.
     pub fn start_mounter(&self) -> Result<Process, PluginError> {
+        self.start_mounter_with(&[])
+    }
+
+    pub fn start_mounter_with(&self, arguments: &[&str]) -> Result<Process, PluginError> {
         let program = self.for_the_mounter("s3csi-mounter")?;
         let engine = self.for_the_mounter("mount-s3")?;
         let mut command = command(&program);
         command.uid(MOUNTER_USER).gid(MOUNTER_USER);
         command.arg("--directory").arg(self.mounter_directory()).arg("--engine").arg(engine).args(["--limit", "1000"]);
+        command.args(arguments);
         let process = self.fixture.start("mounter", &mut command).map_err(PluginError::Start)?;
         let socket = self.mounter_directory().join("mount.sock");
         wait_for("the mounter listens", || {

@@ -12,9 +12,49 @@ use tonic::Code;
 use crate::world::{BUCKET, World, check_refused, device, volume};
 
 #[test]
+fn a_killed_engine_is_a_pause_for_every_target() {
+    let fixture = Fixture::new("repair-pause");
+    let world = World::start(&fixture);
+    let targets = [world.publish(&volume(1)), world.publish(&volume(2))];
+    fs::write(targets[0].join("kept"), "x").unwrap();
+    let (engine, before) = (world.engine(), device(&targets[0]));
+    let mut open = fs::File::open(targets[1].join("kept")).unwrap();
+    world.kill_engine();
+    for target in &targets {
+        assert_eq!(fs::read_to_string(target.join("kept")).unwrap(), "x");
+    }
+    assert_eq!(std::io::read_to_string(&mut open).unwrap(), "x");
+    drop(open);
+    world.node().wait_for_log("engine died; another one has taken its place");
+    assert_ne!(world.engine(), engine);
+
+    world.publish(&volume(1));
+    assert_eq!((device(&targets[0]), device(&targets[1])), (before, before));
+    world.unpublish(&volume(1));
+    world.kill_engine();
+    assert_eq!(fs::read_to_string(targets[1].join("kept")).unwrap(), "x");
+    world.unpublish(&volume(2));
+    world.check_nothing_left();
+}
+
+#[test]
+fn a_frozen_engine_is_a_pause_even_if_nobody_publishes() {
+    let fixture = Fixture::new("repair-frozen");
+    let world = World::start(&fixture);
+    let target = world.publish(&volume(1));
+    fs::write(target.join("kept"), "x").unwrap();
+    let engine = world.engine();
+    rustix::process::kill_process(engine, rustix::process::Signal::STOP).unwrap();
+    assert_eq!(fs::read_to_string(target.join("kept")).unwrap(), "x");
+    assert_ne!(world.engine(), engine);
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+}
+
+#[test]
 fn a_killed_engine_is_replaced_for_every_target() {
     let fixture = Fixture::new("repair-engine");
-    let world = World::start(&fixture);
+    let world = World::start_without_keeper(&fixture);
     let targets = [world.publish(&volume(1)), world.publish(&volume(2))];
     fs::write(targets[0].join("kept"), "x").unwrap();
     let (engine, old) = (world.engine(), device(&targets[0]));
@@ -40,7 +80,7 @@ fn a_killed_engine_is_replaced_for_every_target() {
 #[test]
 fn the_log_says_that_an_engine_died() {
     let fixture = Fixture::new("repair-log");
-    let world = World::start(&fixture);
+    let world = World::start_without_keeper(&fixture);
     world.publish(&volume(1));
     world.kill_engine();
     world.node().wait_for_log("engine died");
@@ -51,7 +91,7 @@ fn the_log_says_that_an_engine_died() {
 #[test]
 fn a_dead_target_is_unpublished() {
     let fixture = Fixture::new("repair-dead");
-    let world = World::start(&fixture);
+    let world = World::start_without_keeper(&fixture);
     let target = world.publish(&volume(1));
     world.publish(&volume(2));
     world.kill_engine();
@@ -64,7 +104,7 @@ fn a_dead_target_is_unpublished() {
 #[test]
 fn a_target_that_was_replaced_for_one_workload_only_is_unpublished_for_the_other() {
     let fixture = Fixture::new("repair-half");
-    let world = World::start(&fixture);
+    let world = World::start_without_keeper(&fixture);
     world.publish(&volume(1));
     world.publish(&volume(2));
     world.kill_engine();
@@ -150,7 +190,7 @@ fn mounts_live_on_without_the_plugin_and_a_new_one_knows_them() {
 #[test]
 fn an_engine_that_died_without_the_plugin_is_replaced_by_the_next_one() {
     let fixture = Fixture::new("repair-plugin-engine");
-    let mut world = World::start(&fixture);
+    let mut world = World::start_without_keeper(&fixture);
     let target = world.publish(&volume(1));
     world.kill_node();
     world.kill_engine();
@@ -256,7 +296,7 @@ fn a_file_in_the_source_s_place_is_an_error_and_stays() {
 #[test]
 fn what_was_written_before_a_kill_is_in_the_store() {
     let fixture = Fixture::new("repair-data");
-    let world = World::start(&fixture);
+    let world = World::start_without_keeper(&fixture);
     let target = world.publish(&volume(1));
     for number in 0..20 {
         fs::write(target.join(format!("file-{number}")), vec![b'x'; 100_000]).unwrap();

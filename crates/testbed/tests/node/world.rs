@@ -42,6 +42,14 @@ impl<'a> World<'a> {
         world
     }
 
+    /// As `start`, but an engine that dies is not replaced and takes its mounts with it, as another `mount-s3` would.
+    pub fn start_without_keeper(fixture: &'a Fixture) -> Self {
+        let mut world = Self::prepare(fixture);
+        world.mounter = Some(world.plugin.start_mounter_with(&["--keep", "off"]).unwrap());
+        world.start_node();
+        world
+    }
+
     /// As `start`, but the driver is told of another store or other keys.
     pub fn start_with(fixture: &'a Fixture, change: impl FnOnce(&mut ServedAt)) -> Self {
         let mut world = Self::prepare_with(fixture, change);

@@ -171,6 +171,7 @@ impl Kept<'_> {
         let host = Kernel::default();
         assert!(wait_until(Instant::now() + SOON, || host.unmount(&self.directory).is_ok()));
         wait_for("the engine ends", || processes::running("mount-s3", self.fixture.directory()).is_empty());
+        std::fs::remove_file(self.fixture.path("mounter/mount.sock")).unwrap();
     }
 
     /// The mount was given up.
