@@ -87,6 +87,8 @@ struct Keeper<'a> {
     tell: &'a mut dyn FnMut(&Answer),
     relay: &'a mut dyn FnMut(Stream, &[u8]),
     was_ready: bool,
+    /// An engine has spoken with us, so that it can be replaced.
+    has_spoken: bool,
     has_served: bool,
     outage: Option<Outage>,
     /// Engines in a row that did not last.
@@ -126,6 +128,7 @@ pub fn run(
         tell,
         relay,
         was_ready: false,
+        has_spoken: false,
         has_served: false,
         outage: None,
         failures: 0,
@@ -224,7 +227,7 @@ impl Watcher for Keeper<'_> {
         let says_ready = stream == Stream::Stdout && line.windows(READY.len()).any(|it| it == READY);
         if says_ready && !self.was_ready {
             self.was_ready = true;
-            if !self.has_served {
+            if !self.has_spoken {
                 // An engine that serves and has never spoken with us cannot be replaced. Our copy of the descriptor would
                 // only make the mount hang when it dies.
                 self.kept = None;
@@ -234,6 +237,7 @@ impl Watcher for Keeper<'_> {
     }
 
     fn hear_letter(&mut self, letter: u8, leash: &Leash) {
+        self.has_spoken = true;
         match letter {
             PREPARED => leash.say(GO),
             RUNNING => {

@@ -30,11 +30,18 @@ struct Report {
     errors: Vec<String>,
     /// Files that could not be written, which is the right of a file that was being written.
     failed_writes: usize,
+    longest: Duration,
     /// What was written without an error.
     written: BTreeMap<String, u64>,
 }
 
 impl Report {
+    /// One more round is done.
+    fn count(&mut self, start: Instant) {
+        self.rounds += 1;
+        self.longest = self.longest.max(start.elapsed());
+    }
+
     fn check<T>(&mut self, what: &str, result: io::Result<T>) -> Option<T> {
         result.inspect_err(|error| self.errors.push(format!("{what}: {error}"))).ok()
     }
@@ -87,7 +94,10 @@ fn nothing_but_files_being_written_notices_that_engines_die() {
     println!("{kills} kills, stalls: median {:?}, longest {:?}", stalls[stalls.len() / 2], stalls[stalls.len() - 1]);
     let mut problems = Vec::new();
     for (name, report) in &reports {
-        println!("{name}: {} rounds, {} failed writes", report.rounds, report.failed_writes);
+        println!(
+            "{name}: {} rounds, {} failed writes, longest round {:?}",
+            report.rounds, report.failed_writes, report.longest
+        );
         assert!(report.rounds > 0, "{name} did nothing");
         problems.extend(report.errors.iter().map(|it| format!("{name}: {it}")));
         for (key, seed) in &report.written {
@@ -134,12 +144,13 @@ fn written(seed: u64) -> Vec<u8> {
 fn read_small(root: &Path, is_over: &AtomicBool) -> Report {
     let mut report = Report::default();
     while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
         let number = (report.rounds as u64 * 17) % SMALL_FILES;
         let path = root.join(format!("small/d{}/{number}", number % 7));
         if let Some(content) = report.check("read", fs::read(path)) {
             report.compare("read", &content, &small(number));
         }
-        report.rounds += 1;
+        report.count(start);
     }
     report
 }
@@ -148,13 +159,14 @@ fn read_big(root: &Path, is_over: &AtomicBool) -> Report {
     let mut report = Report::default();
     let contents: Vec<Vec<u8>> = (0..BIG_FILES).map(big).collect();
     while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
         let number = report.rounds % contents.len();
         let mut content = Vec::with_capacity(BIG_BYTES);
         let read = File::open(root.join(format!("big/{number}"))).and_then(|mut it| it.read_to_end(&mut content));
         if report.check("read", read).is_some() {
             report.compare("read", &content, &contents[number]);
         }
-        report.rounds += 1;
+        report.count(start);
     }
     report
 }
@@ -166,11 +178,12 @@ fn hold(root: &Path, is_over: &AtomicBool) -> Report {
     let file = File::open(root.join("big/0")).unwrap();
     let mut piece = vec![0; 64 << 10];
     while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
         let offset = (report.rounds * 7_654_321) % (BIG_BYTES - piece.len());
         if report.check("read", file.read_exact_at(&mut piece, offset as u64)).is_some() {
             report.compare("read", &piece, &content[offset..offset + piece.len()]);
         }
-        report.rounds += 1;
+        report.count(start);
     }
     report
 }
@@ -178,6 +191,7 @@ fn hold(root: &Path, is_over: &AtomicBool) -> Report {
 fn list(root: &Path, is_over: &AtomicBool) -> Report {
     let mut report = Report::default();
     while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
         let mut count = 0;
         for directory in 0..7 {
             let listed = fs::read_dir(root.join(format!("small/d{directory}")))
@@ -187,7 +201,7 @@ fn list(root: &Path, is_over: &AtomicBool) -> Report {
         if count != usize::try_from(SMALL_FILES).unwrap() {
             report.errors.push(format!("{count} files listed instead of {SMALL_FILES}"));
         }
-        report.rounds += 1;
+        report.count(start);
     }
     report
 }
@@ -196,6 +210,7 @@ fn list(root: &Path, is_over: &AtomicBool) -> Report {
 fn write(root: &Path, is_over: &AtomicBool) -> Report {
     let mut report = Report::default();
     while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
         let seed = report.rounds as u64;
         let key = format!("written/{seed}");
         if write_one(&root.join(&key), seed).is_ok() {
@@ -204,7 +219,7 @@ fn write(root: &Path, is_over: &AtomicBool) -> Report {
         } else {
             report.failed_writes += 1;
         }
-        report.rounds += 1;
+        report.count(start);
     }
     report
 }
@@ -228,6 +243,7 @@ fn make_and_remove(root: &Path, is_over: &AtomicBool) -> Report {
     let mut report = Report::default();
     let directory = root.join("meta");
     while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
         let (file, sub) = (directory.join("file"), directory.join("sub"));
         report.check("mkdir", fs::create_dir(&sub));
         report.check("rmdir", fs::remove_dir(&sub));
@@ -239,7 +255,7 @@ fn make_and_remove(root: &Path, is_over: &AtomicBool) -> Report {
             report.failed_writes += 1;
             let _ = fs::remove_file(&file);
         }
-        report.rounds += 1;
+        report.count(start);
     }
     report
 }
@@ -255,11 +271,7 @@ fn probe(root: &Path, is_over: &AtomicBool) -> Report {
     while !is_over.load(Ordering::SeqCst) {
         let start = Instant::now();
         report.check("stat", fs::metadata(root.join("big/1")));
-        let took = start.elapsed();
-        if took > Duration::from_secs(20) {
-            report.errors.push(format!("stat took {took:?}"));
-        }
-        report.rounds += 1;
+        report.count(start);
     }
     report
 }
