@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod arguments;
+pub mod attachment;
 pub mod bucket;
 pub mod chain;
 pub mod credentials;
