@@ -198,7 +198,9 @@ impl SpecWrite {
     }
 
     /// Workloads whose own Mountpoint Pod this write brings into use. They must still live when it is made: a name that was
-    /// in use before may belong to a Pod that somebody else has just retired.
+    /// in use before may belong to a Pod that somebody else has just retired. Whoever writes this knows it from a read
+    /// without a cache, or has a cache that is no older than its own leadership. If it is wrong all the same, the
+    /// workloads wait until the retired Pod has ended and the next one has taken its name.
     pub fn creators(&self) -> impl Iterator<Item = &WorkloadUid> {
         self.changes().iter().filter_map(|it| match it {
             Change::Attach { workload, seat: Seat::Own, .. } => Some(workload),
