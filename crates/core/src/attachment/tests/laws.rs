@@ -37,6 +37,11 @@ enum Event {
     Crashes(usize),
     /// Everything at once, as it usually goes.
     Reconciles(usize),
+    /// The same, but it comes no further than this many calls for now.
+    ReconcilesPartly {
+        controller: usize,
+        calls: usize,
+    },
     NodesWork,
 }
 
@@ -118,6 +123,8 @@ fn events() -> impl Strategy<Value = Event> {
         10 => controller().prop_map(Event::Steps),
         1 => controller().prop_map(Event::Crashes),
         4 => controller().prop_map(Event::Reconciles),
+        6 => (controller(), 0..4_usize)
+            .prop_map(|(controller, calls)| Event::ReconcilesPartly { controller, calls }),
     ];
     prop_oneof![4 => users, 2 => nodes, 6 => controllers]
 }
@@ -131,10 +138,7 @@ fn live_through(events: &[Event], trust: Trust) -> Result<(), String> {
         world.check()?;
     }
     for controller in &mut controllers {
-        while !controller.steps.is_empty() {
-            controller.step(&mut world)?;
-            world.check()?;
-        }
+        finish(&mut world, controller, usize::MAX)?;
     }
     settle(&mut world)?;
     world.check_settled()
@@ -197,21 +201,30 @@ fn happen(world: &mut World, controllers: &mut [Controller], event: &Event) -> R
         }
         Event::Steps(controller) => controllers[controller].step(world)?,
         Event::Crashes(controller) => controllers[controller].crash(),
-        Event::Reconciles(controller) => {
-            let controller = &mut controllers[controller];
-            while !controller.steps.is_empty() {
-                controller.step(world)?;
-            }
-            controller.catch_up_fully(world);
-            controller.decide(world);
-            while !controller.steps.is_empty() {
-                controller.step(world)?;
-                world.check()?;
-            }
-        }
+        Event::Reconciles(controller) => reconcile(world, &mut controllers[controller], usize::MAX)?,
+        Event::ReconcilesPartly { controller, calls } => reconcile(world, &mut controllers[controller], calls)?,
         Event::NodesWork => {
             world.let_nodes_work();
         }
+    }
+    Ok(())
+}
+
+fn reconcile(world: &mut World, controller: &mut Controller, calls: usize) -> Result<(), String> {
+    finish(world, controller, usize::MAX)?;
+    controller.catch_up_fully(world);
+    controller.decide(world);
+    finish(world, controller, calls)
+}
+
+/// Makes the calls that are left, or the first of them.
+fn finish(world: &mut World, controller: &mut Controller, calls: usize) -> Result<(), String> {
+    for _ in 0..calls {
+        if controller.steps.is_empty() {
+            break;
+        }
+        controller.step(world)?;
+        world.check()?;
     }
     Ok(())
 }
@@ -223,10 +236,7 @@ fn settle(world: &mut World) -> Result<(), String> {
         controller.catch_up_fully(world);
         let decision = controller.decide(world);
         let has_nothing_to_do = decision.is_settled() && decision.look_again_in.is_none();
-        while !controller.steps.is_empty() {
-            controller.step(world)?;
-            world.check()?;
-        }
+        finish(world, &mut controller, usize::MAX)?;
         let is_quiet = !world.let_nodes_work();
         world.check()?;
         if has_nothing_to_do && is_quiet {
