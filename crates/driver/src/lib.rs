@@ -6,3 +6,4 @@ pub mod credentials;
 pub mod csi;
 pub mod host;
 pub mod node;
+pub mod systemd;
