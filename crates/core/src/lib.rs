@@ -12,6 +12,7 @@ pub mod credentials;
 pub mod engine_words;
 pub mod environment;
 pub mod identifiers;
+pub mod limits;
 pub mod names;
 pub mod policy;
 pub mod publish;
