@@ -26,6 +26,7 @@ UNIT_TESTS := generated mounter
 NODE_TESTS := fixture host node
 ENGINE_TESTS := conformance resume
 SANITY_TESTS := sanity
+SYSTEMD_TESTS := systemd
 ARCHITECTURE_TESTS := architecture
 tests = $(addprefix --test ,$(1))
 # Without a name cargo would run everything, so an empty list is an error and not an empty stage.
@@ -42,7 +43,7 @@ demo: setup build ## Tour of the product on this machine, no cluster needed (ARG
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed demo $(ARGS)
 
 test: ## Everything CI runs, with a table of stage times at the end
-	@scripts/suite.sh setup format tools build test-architecture test-unit test-node test-sanity test-engine test-logs test-leftovers lint
+	@scripts/suite.sh setup format tools build test-architecture test-unit test-node test-systemd test-sanity test-engine test-logs test-leftovers lint
 
 ##@ Build
 setup: ## Install the Debian packages that are missing
@@ -72,6 +73,9 @@ test-engine: $(BUILT) $(if $(IN_SUITE),,tools) ## Conformance of the engine agai
 
 test-sanity: $(BUILT) $(if $(IN_SUITE),,tools) ## csi-sanity against the node plugin's socket; needs root
 	$(call isolated_tests,$(SANITY_TESTS))
+
+test-systemd: $(BUILT) ## Strategy systemd, each test beside a real systemd of its own; needs root
+	$(CARGO_TEST) $(call tests,$(SYSTEMD_TESTS))
 
 test-logs: ## No secret value is in any log of the last `make test`
 	@scripts/logs.sh

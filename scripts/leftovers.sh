@@ -25,7 +25,7 @@ present() {
     esac
   done
   awk '$3 ~ /^fuse/ && $1 == "mountpoint-s3" { print "mount " $2 }' /proc/mounts
-  find /tmp -maxdepth 1 -name 's3csi-*' -printf 'directory %p\n'
+  find /tmp -maxdepth 1 \( -name 's3csi-*' -o -name 'systemd-beside.*' \) -printf 'directory %p\n'
 }
 
 case ${1:-} in

@@ -12,6 +12,7 @@ readonly PACKAGES=(
   libfuse3-dev                     # brings libfuse3.a, which the engine links statically
   fuse3                            # fusermount3, for mounts by unprivileged users
   util-linux                       # unshare: every mounting test runs in a mount namespace of its own
+  systemd                          # `make test-systemd` starts one in namespaces of its own
   ca-certificates                  # the S3 client refuses to start without any trust store
   git shellcheck                   # `make lint`
 )

@@ -8,12 +8,12 @@ cd "$(dirname "$0")/.."
 source scripts/narrate.sh
 : "${S3CSI_LOG_DIR:?is set by the Makefile; run this through make}"
 
-# Logs of an earlier run would be counted and searched as if they were of this one. The mark proves that the directory
-# is ours to empty, whatever the variable was set to.
+# Logs of an earlier run would be counted and searched as if they were of this one. The mark, or the name of our own cache,
+# proves that the directory is ours to empty, whatever the variable was set to. (A stage run alone leaves logs without mark.)
 readonly MARK=.s3csi-logs
 start_with_empty_logs() {
   mkdir -p "$S3CSI_LOG_DIR"
-  if [[ -n $(ls -A "$S3CSI_LOG_DIR") && ! -e $S3CSI_LOG_DIR/$MARK ]]; then
+  if [[ -n $(ls -A "$S3CSI_LOG_DIR") && ! -e $S3CSI_LOG_DIR/$MARK && $S3CSI_LOG_DIR != */s3csi/logs ]]; then
     fail "$S3CSI_LOG_DIR (S3CSI_LOG_DIR) holds files that are not logs of this suite; name another directory"
   fi
   find "$S3CSI_LOG_DIR" -mindepth 1 -delete

@@ -5,12 +5,14 @@
 #![forbid(unsafe_code)]
 
 pub mod arguments;
+pub mod attachment;
 pub mod bucket;
 pub mod chain;
 pub mod credentials;
 pub mod engine_words;
 pub mod environment;
 pub mod identifiers;
+pub mod limits;
 pub mod names;
 pub mod policy;
 pub mod publish;

@@ -242,7 +242,7 @@ impl Access {
     }
 
     /// What is left if both must agree.
-    const fn and(self, other: Self) -> Self {
+    pub(crate) const fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::ReadWrite, Self::ReadWrite) => Self::ReadWrite,
             (Self::ReadOnly, _) | (_, Self::ReadOnly) => Self::ReadOnly,
@@ -281,7 +281,7 @@ impl InvalidPublish {
     }
 }
 
-fn parse_access_mode(mode: Option<&AccessMode>) -> Result<Access, InvalidPublish> {
+pub(crate) fn parse_access_mode(mode: Option<&AccessMode>) -> Result<Access, InvalidPublish> {
     match mode {
         Some(AccessMode::MultiNodeMultiWriter) => Ok(Access::ReadWrite),
         Some(AccessMode::MultiNodeReaderOnly) => Ok(Access::ReadOnly),
@@ -291,7 +291,7 @@ fn parse_access_mode(mode: Option<&AccessMode>) -> Result<Access, InvalidPublish
 }
 
 /// Read-only is enforced by the kernel, on the source and on the bind: the engine need not know.
-fn take_read_only(arguments: &mut Arguments) -> Result<Access, InvalidPublish> {
+pub(crate) fn take_read_only(arguments: &mut Arguments) -> Result<Access, InvalidPublish> {
     let values = arguments.remove("--read-only");
     let access = if values.is_empty() { Access::ReadWrite } else { Access::ReadOnly };
     match values.into_iter().flatten().next() {
@@ -300,7 +300,7 @@ fn take_read_only(arguments: &mut Arguments) -> Result<Access, InvalidPublish> {
     }
 }
 
-fn refuse_root_as_owner(arguments: &Arguments) -> Result<(), InvalidPublish> {
+pub(crate) fn refuse_root_as_owner(arguments: &Arguments) -> Result<(), InvalidPublish> {
     for option in ["--uid", "--gid"] {
         let is_root = |value: &str| value.parse::<u32>() == Ok(0);
         if arguments.values(option).flatten().any(is_root) {

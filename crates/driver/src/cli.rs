@@ -11,14 +11,18 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use s3csi_core::credentials::Keys;
 use s3csi_core::environment::DriverSettings;
+use s3csi_core::limits;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::csi::server::{Endpoint, Server};
 use crate::host::Kernel;
+use crate::install;
 use crate::node::locks::Locks;
 use crate::node::steps::{Step, Steps};
 use crate::node::strategies::daemon::Daemon;
-use crate::node::{Layout, Node};
+use crate::node::strategies::systemd::{Deaths, Known, NoHeal, Repairs, SystemdUnits};
+use crate::node::{Layout, Node, strategies};
+use crate::systemd::{Limits, PRIVATE_SOCKET, Systemd};
 
 /// Mounts S3 buckets as Kubernetes volumes.
 #[derive(Parser, Debug)]
@@ -32,7 +36,10 @@ pub struct Cli {
 enum Command {
     /// Serve one node: kubelet calls it to mount and unmount volumes.
     #[command(after_help = NODE_EXAMPLE)]
-    Node(NodeArgs),
+    Node(Box<NodeArgs>),
+
+    /// Put the engine on the host, for strategy systemd.
+    InstallEngine(InstallEngineArgs),
 }
 
 const NODE_EXAMPLE: &str = "\
@@ -47,6 +54,8 @@ Example:
 enum Strategy {
     /// One unprivileged mounter process serves all volumes of the node.
     Daemon,
+    /// systemd runs one engine per volume and Pod, as a transient unit.
+    Systemd,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -97,6 +106,30 @@ struct NodeArgs {
     #[arg(long, env = "MOUNTER_VIEW", value_name = "DIRECTORY")]
     mounter_view: Option<PathBuf>,
 
+    /// Strategy systemd: the engine, as a path on the host.
+    #[arg(long, env = "MOUNT_S3_PATH", value_name = "PATH", default_value = "/usr/bin/mount-s3")]
+    mount_s3_path: PathBuf,
+
+    /// Strategy systemd: the plugin's directory as a path on the host [default: `<kubelet path>/plugins/<driver name>`]
+    #[arg(long, env = "HOST_PLUGIN_DIR", value_name = "DIRECTORY")]
+    host_plugin_dir: Option<PathBuf>,
+
+    /// Strategy systemd: where pseudoterminals of the host are opened; in a container, for example, /host/dev/ptmx.
+    #[arg(long, env = "PTMX_PATH", value_name = "PATH", default_value = "/dev/ptmx")]
+    ptmx_path: PathBuf,
+
+    /// Strategy systemd: memory that one engine may use, for example 512Mi; volumes may say otherwise.
+    #[arg(long, env = "ENGINE_MEMORY_LIMIT", value_name = "QUANTITY", value_parser = limits::parse_memory)]
+    engine_memory_limit: Option<u64>,
+
+    /// Strategy systemd: processor time that one engine may use, for example 500m or 2; volumes may say otherwise.
+    #[arg(long, env = "ENGINE_CPU_LIMIT", value_name = "QUANTITY", value_parser = limits::parse_cpu)]
+    engine_cpu_limit: Option<u64>,
+
+    /// Strategy systemd: how many threads one engine may have; volumes may say otherwise.
+    #[arg(long, env = "ENGINE_TASKS_LIMIT", value_name = "NUMBER")]
+    engine_tasks_limit: Option<u64>,
+
     /// Whether to register with kubelet.
     #[arg(long, value_enum, default_value = "on")]
     registration: Registration,
@@ -134,6 +167,7 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         let outcome = match self.command {
             Command::Node(node) => node.run(),
+            Command::InstallEngine(install) => install.run(),
         };
         match outcome {
             Ok(()) => ExitCode::SUCCESS,
@@ -158,6 +192,12 @@ impl NodeArgs {
             strategy,
             mounter_dir,
             mounter_view,
+            mount_s3_path,
+            host_plugin_dir,
+            ptmx_path,
+            engine_memory_limit,
+            engine_cpu_limit,
+            engine_tasks_limit,
             registration,
             health_address,
             s3_endpoint_url,
@@ -182,19 +222,50 @@ impl NodeArgs {
             .enable_all()
             .build()
             .context("failed to start the async runtime")?;
+        let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
+        let driver_keys = driver_keys()?;
+        let steps = Steps::stop_after(stop_after);
         let strategy = match strategy {
-            Strategy::Daemon => Daemon {
+            Strategy::Daemon => strategies::Strategy::Daemon(Box::new(Daemon {
                 host: host.clone(),
                 mounter_view: mounter_view.unwrap_or_else(|| mounter_dir.clone()),
                 mounter_dir,
                 sources: resolved_directory(&layout.sources())?,
-                settings: DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region },
-                driver_keys: driver_keys()?,
+                settings,
+                driver_keys,
                 kubernetes_version,
                 node: node_id.clone(),
                 locks: Locks::default(),
-                steps: Steps::stop_after(stop_after),
-            },
+                steps,
+            })),
+            Strategy::Systemd => {
+                let plugin = layout.plugin_directory();
+                let places = resolved_directory(&plugin.join(CREDENTIALS_OF_UNITS))?;
+                let units = Arc::new(SystemdUnits {
+                    host: host.clone(),
+                    systemd: Systemd::new(runtime.handle(), PRIVATE_SOCKET.into(), &ptmx_path),
+                    engine: mount_s3_path,
+                    kubelet: resolved_directory(&kubelet_path)?,
+                    places_view: host_plugin_dir.unwrap_or(plugin).join(CREDENTIALS_OF_UNITS),
+                    places,
+                    settings,
+                    driver_keys,
+                    kubernetes_version,
+                    limits: Limits {
+                        memory_bytes: engine_memory_limit,
+                        cpu_millis: engine_cpu_limit,
+                        tasks: engine_tasks_limit,
+                    },
+                    locks: Locks::default(),
+                    steps,
+                    known: Known::default(),
+                    repairs: Repairs::default(),
+                    deaths: Deaths::default(),
+                    heal: Arc::new(NoHeal),
+                });
+                runtime.spawn(units.clone().watch_forever());
+                strategies::Strategy::Systemd(units)
+            }
         };
         let server = Server {
             driver_name: driver_name.clone(),
@@ -217,6 +288,37 @@ impl NodeArgs {
         outcome
     }
 }
+
+/// In the plugin's directory: one directory with an engine's credentials per target.
+const CREDENTIALS_OF_UNITS: &str = "systemd";
+
+#[derive(Args, Debug)]
+struct InstallEngineArgs {
+    /// Where to put it; the directory is made if it is missing.
+    #[arg(value_name = "DIRECTORY")]
+    directory: PathBuf,
+
+    /// The engine to install [default: the `mount-s3` beside this program]
+    #[arg(long, value_name = "PATH")]
+    from: Option<PathBuf>,
+}
+
+impl InstallEngineArgs {
+    fn run(self) -> anyhow::Result<()> {
+        let Self { directory, from } = self;
+        let engine = match from {
+            Some(engine) => engine,
+            None => {
+                std::env::current_exe().context("failed to find out where this program lies")?.with_file_name(ENGINE)
+            }
+        };
+        let installed = install::engine(&engine, &directory, ENGINE)?;
+        println!("installed {}", installed.display());
+        Ok(())
+    }
+}
+
+const ENGINE: &str = "mount-s3";
 
 /// The directory as the mount table will spell it: kubelet's directory is a link on some nodes.
 fn resolved_directory(path: &Path) -> anyhow::Result<PathBuf> {

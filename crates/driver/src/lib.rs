@@ -5,4 +5,6 @@ pub mod cli;
 pub mod credentials;
 pub mod csi;
 pub mod host;
+pub mod install;
 pub mod node;
+pub mod systemd;

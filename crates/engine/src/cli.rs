@@ -202,7 +202,8 @@ pub struct Arguments {
     #[arg(long, value_name = "BUCKET", help_heading = CACHING)]
     pub cache_xz: Option<String>,
 
-    /// How long file names and attributes are believed: SECONDS, indefinite or minimal [default: minimal, 60 with a cache]
+    /// How long file names and attributes are believed: SECONDS, indefinite or minimal (asks the server at each open)
+    /// [default: a tenth of a second, 60 with a cache]
     #[arg(long, value_name = "TTL", help_heading = CACHING)]
     pub metadata_ttl: Option<TimeToLive>,
 

@@ -87,7 +87,7 @@ pub fn connect(
     environment: &Environment,
     path: &S3Path,
     witness: &Witness,
-    trial: Trial,
+    trial: &Trial,
 ) -> Result<Connected, ConnectError> {
     if let Some(bundle) = &arguments.ca_bundle {
         TlsConfig::new()
@@ -97,7 +97,7 @@ pub fn connect(
     }
     let memory = memory_limit(arguments);
     let instance = InstanceInfo::new();
-    let region = match &trial {
+    let region = match trial {
         Trial::Believe { region } if arguments.region.is_none() => Region::new_inferred(region.clone()),
         Trial::Ask | Trial::Believe { .. } => autoconfigure::get_region(&instance, arguments.region.clone()),
     };
@@ -128,7 +128,7 @@ pub fn connect(
         .unwrap_or_else(|| format!("AWS in {region_name}"));
     let client = create(region, sizes)?;
     let connected = |client, region| Connected { client, pool: pool.clone(), memory_target: memory.bytes(), region };
-    if trial != Trial::Ask {
+    if *trial != Trial::Ask {
         return Ok(connected(client, region_name));
     }
     match probe::check(&client, path, &server, witness) {

@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         Some(_) | None => Trial::Ask,
     };
 
-    let connected = connect::connect(arguments, environment, &path, &witness, trial)
+    let connected = connect::connect(arguments, environment, &path, &witness, &trial)
         .map_err(|cause| EngineError::Connect { bucket: path.bucket.to_string(), cause })?;
     state.note_region(&connected.region);
     let runtime = Runtime::new(connected.client.event_loop_group());
@@ -152,7 +152,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     match report(arguments, environment) {
         // The mount works. Whoever wanted to know is gone, but those who use the mount are not.
         Err(EngineError::Report { cause }) if keeper.is_some() => {
-            tracing::warn!(%cause, "nobody hears that the mount works")
+            tracing::warn!(%cause, "nobody hears that the mount works");
         }
         reported => reported?,
     }
@@ -203,11 +203,21 @@ fn moves(mode: RenameMode, personality: S3Personality) -> Moves {
     }
 }
 
+/// What was looked at a moment ago is not asked again. The kernel looks a name up and opens or creates it right after, and the
+/// library asks the server both times: a third of the time it takes to read or create a small file at a real distance.
+/// A moment is what the kernel believes attributes for anyway (100 ms). `--metadata-ttl minimal` asks each time.
+fn just_looked_at() -> CacheConfig {
+    CacheConfig { serve_lookup_from_cache: true, use_negative_cache: true, ..CacheConfig::new(TimeToLive::Minimal) }
+}
+
 fn file_system_config(arguments: &Arguments, personality: S3Personality) -> S3FilesystemConfig {
     let usual = S3FilesystemConfig::default();
     let has_cache = arguments.cache.is_some() || arguments.cache_xz.is_some();
-    let usual_ttl = if has_cache { TimeToLive::Duration(METADATA_TTL_WITH_CACHE) } else { TimeToLive::Minimal };
-    let mut cache_config = CacheConfig::new(arguments.metadata_ttl.unwrap_or(usual_ttl));
+    let mut cache_config = match arguments.metadata_ttl {
+        Some(ttl) => CacheConfig::new(ttl),
+        None if has_cache => CacheConfig::new(TimeToLive::Duration(METADATA_TTL_WITH_CACHE)),
+        None => just_looked_at(),
+    };
     if let Some(ttl) = arguments.negative_metadata_ttl {
         cache_config = cache_config.with_negative_metadata_ttl(ttl);
     }

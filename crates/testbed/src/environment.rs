@@ -53,6 +53,23 @@ pub fn soak_kills() -> Option<usize> {
     std::env::var("S3CSI_SOAK_KILLS").ok()?.parse().ok()
 }
 
+/// Names the directory that outlives a restart of the machine in a test of one.
+pub const DISK: &str = "S3CSI_DISK";
+
+/// Whether scripts/with-systemd.sh started us.
+pub fn is_beside_systemd() -> bool {
+    std::env::var_os("S3CSI_BESIDE_SYSTEMD").is_some()
+}
+
+pub fn disk() -> Option<PathBuf> {
+    std::env::var_os(DISK).filter(|_| is_beside_systemd()).map(PathBuf::from)
+}
+
+/// The file that systemd logs to, beside systemd.
+pub fn systemd_log() -> Option<PathBuf> {
+    std::env::var_os("SYSTEMD_LOG").map(PathBuf::from)
+}
+
 /// What every child gets of our environment; the rest must not change what a test sees.
 pub fn search_path() -> String {
     std::env::var("PATH").unwrap_or_else(|_| "/usr/sbin:/usr/bin:/sbin:/bin".to_owned())

@@ -46,6 +46,9 @@ impl Leftovers {
         for mount in self.mounts.iter().rev() {
             let _ = unmount(mount, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW);
         }
+        for file in &self.files {
+            let _ = fs::remove_file(file);
+        }
     }
 }
 

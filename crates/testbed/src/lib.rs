@@ -14,5 +14,6 @@ pub mod process;
 pub mod processes;
 pub mod s3;
 pub mod store;
+pub mod systemd;
 pub mod versitygw;
 pub mod wait;

@@ -34,6 +34,14 @@ pub struct Plugin<'a> {
     fixture: &'a Fixture,
     kubelet_root: PathBuf,
     served: ServedAt,
+    strategy: Strategy,
+}
+
+/// How the node plugin runs engines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    Daemon,
+    Systemd,
 }
 
 /// The store that the driver is configured for.
@@ -57,13 +65,18 @@ impl<'a> Plugin<'a> {
 
     pub fn at(fixture: &'a Fixture, served: ServedAt) -> Result<Self, PluginError> {
         let kubelet_root = fixture.create_directory("kubelet");
-        let plugin = Self { fixture, kubelet_root, served };
+        let plugin = Self { fixture, kubelet_root, served, strategy: Strategy::Daemon };
         let mounter = plugin.mounter_directory();
         let prepare = |cause| PluginError::Prepare { path: mounter.clone(), cause };
         std::fs::create_dir_all(plugin.kubelet_root.join("plugins_registry")).map_err(prepare)?;
         std::fs::create_dir_all(&mounter).map_err(prepare)?;
         std::os::unix::fs::chown(&mounter, Some(MOUNTER_USER), Some(MOUNTER_USER)).map_err(prepare)?;
         Ok(plugin)
+    }
+
+    /// Engines are run by systemd from the next start on; no mounter is needed then.
+    pub fn set_strategy(&mut self, strategy: Strategy) {
+        self.strategy = strategy;
     }
 
     /// The driver's own keys from its next start on.
@@ -90,6 +103,11 @@ impl<'a> Plugin<'a> {
 
     pub fn registration_socket(&self) -> PathBuf {
         self.kubelet_root.join(format!("plugins_registry/{DRIVER_NAME}-reg.sock"))
+    }
+
+    /// Strategy systemd: one directory of credentials per target.
+    pub fn credentials(&self) -> PathBuf {
+        self.directory().join("systemd")
     }
 
     fn directory(&self) -> PathBuf {
@@ -142,8 +160,15 @@ impl<'a> Plugin<'a> {
     pub fn start_node_with(&self, arguments: &[&str]) -> Result<Process, PluginError> {
         let program = environment::product("s3csi").map_err(PluginError::Missing)?;
         let mut command = command(&program);
+        let strategy = match self.strategy {
+            Strategy::Daemon => "daemon",
+            Strategy::Systemd => {
+                command.env("MOUNT_S3_PATH", self.for_the_mounter("mount-s3")?);
+                "systemd"
+            }
+        };
         command
-            .args(["node", "--strategy", "daemon", "--v", "4"])
+            .args(["node", "--strategy", strategy, "--v", "4"])
             .arg("--kubelet-path")
             .arg(&self.kubelet_root)
             .args(arguments)

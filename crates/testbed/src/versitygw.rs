@@ -17,7 +17,7 @@ use crate::certificates::{CertificateAuthority, CertificateError};
 use crate::environment::{MissingProgram, tool};
 use crate::fixture::Fixture;
 use crate::process::{Process, ProcessError, command};
-use crate::s3::Transport;
+use crate::s3::{Transport, hex};
 use crate::store::{Account, Store, StoreError};
 use crate::wait::wait_until;
 
@@ -168,7 +168,7 @@ impl Store for Versitygw {
         fs::write(&path, content).map_err(failed)?;
         // Without the attributes a listing has no entity tag and an empty checksum algorithm. The engine's client library
         // refuses the whole listing because of the latter, and no object that came through the server is like that.
-        let tag = Md5::digest(content).iter().map(|it| format!("{it:02x}")).collect::<String>();
+        let tag = hex(&Md5::digest(content));
         for (name, value) in [("user.etag", tag), ("user.checksums", checksum_attribute(content))] {
             setxattr(&path, name, value.as_bytes(), XattrFlags::empty()).map_err(|errno| failed(errno.into()))?;
         }

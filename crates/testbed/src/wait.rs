@@ -10,7 +10,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const LONG_PAUSE: Duration = Duration::from_millis(100);
 
 /// For conditions that are true within milliseconds on an idle machine; CI machines are not idle.
-pub const SOON: Duration = Duration::from_secs(30);
+pub const SOON: Duration = Duration::from_mins(1);
 
 /// Whether the condition came true before the deadline.
 #[must_use]

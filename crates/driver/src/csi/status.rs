@@ -7,12 +7,14 @@ use tonic::{Code, Status};
 
 use crate::node::error::{PublishError, UnpublishError};
 use crate::node::source::SourceError;
+use crate::node::strategies::systemd::UnitError;
+use crate::systemd::SystemdError;
 
 pub fn of_publish(error: &PublishError) -> Status {
     let code = match error {
         PublishError::Invalid(cause) => of_invalid(cause),
         PublishError::TargetBusy { .. } => Code::Aborted,
-        PublishError::Options { .. } => Code::InvalidArgument,
+        PublishError::Options { .. } | PublishError::Limits { .. } => Code::InvalidArgument,
         PublishError::NoDriverKeys { .. } => Code::Unauthenticated,
         PublishError::Credentials { .. }
         | PublishError::Look { .. }
@@ -22,6 +24,7 @@ pub fn of_publish(error: &PublishError) -> Status {
         PublishError::SourceBusy { .. } => Code::DeadlineExceeded,
         PublishError::ForeignMount { .. } => Code::FailedPrecondition,
         PublishError::Source { cause, .. } => of_source(cause),
+        PublishError::Unit { cause, .. } => of_unit(cause),
     };
     Status::new(code, Chain(error).to_string())
 }
@@ -52,20 +55,43 @@ fn of_source(error: &SourceError) -> Code {
         | SourceError::HandOver { .. }
         | SourceError::Vanished { .. }
         | SourceError::Unknown { .. } => Code::Unavailable,
-        SourceError::Engine { words, .. } => match s3csi_core::engine_words::cause(words) {
-            Cause::UnknownKey | Cause::NoCredentials => Code::Unauthenticated,
-            Cause::Forbidden => Code::PermissionDenied,
-            Cause::NoSuchBucket => Code::NotFound,
-            Cause::Unreachable | Cause::Certificate => Code::Unavailable,
-            Cause::BadArguments => Code::InvalidArgument,
-            Cause::Other => Code::Internal,
-        },
+        SourceError::Engine { words, .. } => of_engine(words),
         SourceError::NoAnswer => Code::DeadlineExceeded,
         SourceError::ForeignMount { .. } => Code::FailedPrecondition,
         SourceError::Look { .. }
         | SourceError::Mount { .. }
         | SourceError::Directory { .. }
         | SourceError::Clear { .. } => Code::Internal,
+    }
+}
+
+fn of_engine(words: &str) -> Code {
+    match s3csi_core::engine_words::cause(words) {
+        Cause::UnknownKey | Cause::NoCredentials => Code::Unauthenticated,
+        Cause::Forbidden => Code::PermissionDenied,
+        Cause::NoSuchBucket => Code::NotFound,
+        Cause::Unreachable | Cause::Certificate => Code::Unavailable,
+        Cause::BadArguments => Code::InvalidArgument,
+        Cause::Other => Code::Internal,
+    }
+}
+
+fn of_unit(error: &UnitError) -> Code {
+    match error {
+        UnitError::Systemd { cause } => match cause {
+            SystemdError::Unreachable { .. } => Code::Unavailable,
+            SystemdError::NoAnswer { .. } => Code::DeadlineExceeded,
+            SystemdError::Refused { .. }
+            | SystemdError::OddAnswer { .. }
+            | SystemdError::Terminal { .. }
+            | SystemdError::Random { .. } => Code::Internal,
+        },
+        // systemd ended a start that took too long; the engine may not have said a word.
+        UnitError::Engine { ended, .. } if ended.result.as_deref() == Some("timeout") => Code::DeadlineExceeded,
+        UnitError::Engine { words, .. } => of_engine(words),
+        UnitError::NoAnswer { .. } => Code::Unavailable,
+        UnitError::InUse { .. } => Code::FailedPrecondition,
+        UnitError::Umount { .. } | UnitError::Host { .. } => Code::Internal,
     }
 }
 
@@ -76,6 +102,7 @@ pub fn of_unpublish(error: &UnpublishError) -> Status {
         }
         UnpublishError::TargetBusy { .. } => Code::Aborted,
         UnpublishError::SourceBusy { .. } => Code::DeadlineExceeded,
+        UnpublishError::Unit { cause, .. } => of_unit(cause),
         UnpublishError::ForeignMount { .. } | UnpublishError::InUse { .. } => Code::FailedPrecondition,
         UnpublishError::Look { .. }
         | UnpublishError::Unmount { .. }

@@ -13,10 +13,12 @@ use std::time::Instant;
 pub use s3csi_core::publish::Access;
 
 pub use self::files::{Beneath, FilesError};
+pub use self::holders::holders;
 pub use self::kernel::Kernel;
 pub use self::table::{Device, Mount, MountTable, OddLine};
 
 pub mod files;
+mod holders;
 mod kernel;
 mod probe;
 mod table;

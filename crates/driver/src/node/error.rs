@@ -2,10 +2,12 @@
 
 use std::path::PathBuf;
 
+use s3csi_core::limits::InvalidLimit;
 use s3csi_core::policy::PolicyError;
 use s3csi_core::publish::InvalidPublish;
 
 use super::source::SourceError;
+use super::strategies::systemd::UnitError;
 use crate::host::{FilesError, HostError, Probe};
 
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +57,20 @@ pub enum PublishError {
         target: PathBuf,
         #[source]
         cause: SourceError,
+    },
+
+    #[error("Could not mount {bucket:?} at {target:?}")]
+    Unit {
+        bucket: String,
+        target: PathBuf,
+        #[source]
+        cause: UnitError,
+    },
+
+    #[error("the resource limits of the volume cannot be used")]
+    Limits {
+        #[source]
+        cause: InvalidLimit,
     },
 
     #[error("failed to read the mount table")]
@@ -123,6 +139,13 @@ pub enum UnpublishError {
         target: PathBuf,
         #[source]
         cause: HostError,
+    },
+
+    #[error("Could not unmount {target:?}")]
+    Unit {
+        target: PathBuf,
+        #[source]
+        cause: UnitError,
     },
 
     #[error("failed to remove {path:?}")]

@@ -12,22 +12,23 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use s3csi_core::limits::ResourceLimits;
 use s3csi_core::publish::{Publish, RawPublish};
 
 use self::error::{PublishError, UnpublishError};
 use self::locks::Locks;
-use self::strategies::daemon::Daemon;
+use self::strategies::Strategy;
 
 /// How often sources without a workload are looked for. Normally there are none; a crash between two steps leaves one.
 const SWEEP_EVERY: Duration = Duration::from_mins(2);
 
 pub struct Node {
-    strategy: Daemon,
+    strategy: Strategy,
     targets: Locks,
 }
 
 impl Node {
-    pub fn new(strategy: Daemon) -> Self {
+    pub fn new(strategy: Strategy) -> Self {
         Self { strategy, targets: Locks::default() }
     }
 
@@ -36,7 +37,8 @@ impl Node {
         let target = publish.target.path();
         let busy = || PublishError::TargetBusy { target: target.to_owned() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
-        self.strategy.publish(&publish, deadline)
+        let limits = ResourceLimits::parse(raw.volume_context).map_err(|cause| PublishError::Limits { cause })?;
+        self.strategy.publish(&publish, limits, deadline)
     }
 
     pub fn unpublish(&self, volume_id: &str, target: &Path, deadline: Instant) -> Result<(), UnpublishError> {
@@ -78,7 +80,7 @@ impl Layout {
         Self { kubelet: kubelet.to_owned(), driver_name: driver_name.to_owned() }
     }
 
-    fn plugin_directory(&self) -> PathBuf {
+    pub fn plugin_directory(&self) -> PathBuf {
         self.kubelet.join("plugins").join(&self.driver_name)
     }
 

@@ -171,9 +171,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let opener = u32::try_from(slot.stamp.load(Ordering::Relaxed)).unwrap_or_default();
         let rule = CloseRule::recorded(opener, slot.size.load(Ordering::Relaxed));
         let inner = block_on(self.files.open(inode, flags.into(), rule.opener()))?.fh;
-        let opened = opening::last();
-        let is_same = match opened.mode {
-            ReadWriteMode::Read => kind == Kind::ReadHandle && opened.etag.as_bytes() == self.table.etag(slot),
+        let opening = opening::last();
+        let is_same = match opening.mode {
+            ReadWriteMode::Read => kind == Kind::ReadHandle && opening.etag.as_bytes() == self.table.etag(slot),
             ReadWriteMode::Write => kind == Kind::WriteHandle,
         };
         if !is_same {

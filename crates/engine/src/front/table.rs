@@ -436,16 +436,13 @@ impl Table {
     }
 
     fn allocate(&self, index: &mut Index) -> Result<u32, TableError> {
-        let number = match index.free.pop() {
-            Some(number) => number,
-            None => {
-                let next = self.state.used();
-                if next >= MOST_SLOTS {
-                    return Err(TableError::Full);
-                }
+        let number = match (index.free.pop(), self.state.used()) {
+            (Some(number), _) => number,
+            (None, next) if next < MOST_SLOTS => {
                 self.state.set_used(next + 1);
                 next
             }
+            (None, _) => return Err(TableError::Full),
         };
         let slot = self.slot(number)?;
         slot.generation.fetch_add(1, Relaxed);

@@ -1,6 +1,5 @@
 //! Memory, threads and processor time of running programs, as the kernel counts them.
 
-use std::collections::HashSet;
 use std::fs;
 use std::time::Duration;
 
@@ -48,29 +47,32 @@ pub fn usage(root: Pid) -> anyhow::Result<Usage> {
     Ok(usage)
 }
 
-fn tree(root: Pid) -> HashSet<Pid> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|it| it.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
-    let parents: Vec<(Pid, i32)> = pids.filter_map(|it| Some((it, parent(&read(it, "stat").ok()?)?))).collect();
-    let mut found = HashSet::from([root]);
-    loop {
-        let known = |it: &i32| found.iter().any(|pid| pid.as_raw_nonzero().get() == *it);
-        let more: Vec<Pid> = parents.iter().filter(|(_, parent)| known(parent)).map(|(pid, _)| *pid).collect();
-        let before = found.len();
-        found.extend(more);
-        if found.len() == before {
-            return found;
-        }
-    }
+/// Programs called `name` among a process's descendants.
+pub fn descendants_named(root: Pid, name: &str) -> Vec<Pid> {
+    let is_called = |pid: &Pid| read(*pid, "comm").is_ok_and(|it| it.trim_end() == name);
+    tree(root).into_iter().skip(1).filter(is_called).collect()
 }
 
-/// The fields after the name, which may itself contain anything: state, parent, …
+/// A process, and then all its descendants. Nobody else is looked at: to read about a stranger that is stuck in execve,
+/// say because it closes a file of a frozen file system there, takes as long as that does.
+fn tree(root: Pid) -> Vec<Pid> {
+    let mut found = vec![root];
+    let mut next = 0;
+    while let Some(pid) = found.get(next) {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        let lists = threads.filter_map(|it| fs::read_to_string(it.path().join("children")).ok());
+        let children: Vec<Pid> = lists
+            .flat_map(|it| it.split_whitespace().filter_map(|it| Pid::from_raw(it.parse().ok()?)).collect::<Vec<_>>())
+            .collect();
+        found.extend(children);
+        next += 1;
+    }
+    found
+}
+
+/// The fields after the name, which may itself contain anything: state and so on.
 fn fields(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(')').map_or("", |it| it.1).split_whitespace()
-}
-
-fn parent(stat: &str) -> Option<i32> {
-    fields(stat).nth(1)?.parse().ok()
 }
 
 /// In user and in kernel mode, of the process and of the children it has waited for.
@@ -90,21 +92,29 @@ fn number(text: &str, field: &str) -> anyhow::Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
+    use crate::wait::{SOON, wait_until};
 
     const STAT: &str = "42 (a ) b) S 7 1 1 0 -1 4194560 100 0 0 0 250 30 15 5 20 0 4 0 100 1000 10";
 
     #[test]
-    fn parent_and_times_are_found_behind_any_name() {
-        assert_eq!(parent(STAT), Some(7));
+    fn times_are_found_behind_any_name() {
         assert_eq!(processor_time(STAT), Some(Duration::from_secs(3)));
     }
 
     #[test]
-    fn our_own_process_is_in_its_tree() {
+    fn a_child_is_in_our_tree() {
         let own = rustix::process::getpid();
-        assert!(tree(own).contains(&own));
-        assert!(usage(own).unwrap().peak_kib > 0);
-        assert!(memory(own).unwrap().threads > 0);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        // It runs before it has its name.
+        let is_found = wait_until(Instant::now() + SOON, || descendants_named(own, "sleep").contains(&pid));
+        let (usage, memory) = (usage(own), memory(own));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(is_found, "{pid} is not found");
+        assert!(usage.unwrap().peak_kib > 0 && memory.unwrap().threads > 0);
     }
 }

@@ -21,6 +21,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 
+use crate::environment;
 use crate::fixture::Fixture;
 use report::Section;
 
@@ -67,7 +68,8 @@ fn run(name: &str, options: &Options, measure: Measure) -> anyhow::Result<()> {
     let progress = Progress { start: Instant::now() };
     let fixture = Fixture::prepare(&format!("bench-{name}"))?;
     let measured = measure(&fixture, options, &progress);
-    if measured.is_err() {
+    // Without a directory for logs they vanish with the fixture.
+    if measured.is_err() && environment::log_directory().is_some() {
         progress.say(&format!("the logs of all parts are in {}", fixture.logs().display()));
     }
     let finished = fixture.finish().context("the benchmark left something behind");

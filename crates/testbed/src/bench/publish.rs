@@ -19,7 +19,6 @@ use crate::fixture::Fixture;
 use crate::kubelet::{Kubelet, Volume};
 use crate::plugin::Plugin;
 use crate::process::Process;
-use crate::processes;
 use crate::wait::{SOON, wait_until};
 
 /// Shared publishes are quick and their p99 has a target, so there are more of them.
@@ -225,7 +224,7 @@ impl Bench<'_> {
     }
 
     fn engines(&self) -> Vec<rustix::process::Pid> {
-        processes::running("mount-s3", self.fixture.directory())
+        footprint::descendants_named(self.mounter.pid(), "mount-s3")
     }
 
     fn wait_for_engines(&self, count: usize) -> anyhow::Result<()> {

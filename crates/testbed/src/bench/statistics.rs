@@ -65,7 +65,9 @@ mod tests {
     #[track_caller]
     fn check(values: &[f64], percent: usize, expected: Option<f64>) {
         let mut samples = Samples::default();
-        values.iter().for_each(|it| samples.add(*it));
+        for it in values {
+            samples.add(*it);
+        }
         assert_eq!(samples.percentile(percent), expected, "{percent} of {values:?}");
     }
 

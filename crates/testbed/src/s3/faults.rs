@@ -21,7 +21,7 @@ pub struct Fault {
 }
 
 /// What a request that met a fault gets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// 403 `AccessDenied`.
     Denied,
@@ -147,7 +147,7 @@ impl Faults {
                 return None;
             }
             *hits += 1;
-            Some(Met { effect: rule.fault.effect.clone(), released: rule.released.subscribe() })
+            Some(Met { effect: rule.fault.effect, released: rule.released.subscribe() })
         });
         lock(&self.log).push(asked);
         met

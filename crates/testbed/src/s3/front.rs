@@ -1,5 +1,6 @@
 //! The connections: accepts them, plain or TLS, and acts faults out on them. Everything else goes to the S3 service.
 
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use rustix::net::{Shutdown, shutdown};
 use s3s::service::S3Service;
 use s3s::{Body, HttpError};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -38,6 +40,9 @@ impl Front {
                 continue;
             };
             let _ = stream.set_nodelay(true);
+            let Ok(connection) = stream.as_fd().try_clone_to_owned() else {
+                continue;
+            };
             let front = self.clone();
             tokio::spawn(async move {
                 match &front.tls {
@@ -48,6 +53,9 @@ impl Front {
                         }
                     }
                 }
+                // Closing is not enough to end a connection: a child that this process is just starting has a copy of
+                // it, and may be waiting, inside exec, for a file system that waits for the end of this connection.
+                let _ = shutdown(&connection, Shutdown::Both);
             });
         }
     }

@@ -34,6 +34,7 @@ use self::faults::Faults;
 use self::front::Front;
 use self::operations::Operations;
 
+pub(crate) use self::data::hex;
 pub use self::faults::{Effect, Fault, Injected};
 pub use self::operation::{Asked, Operation};
 

@@ -81,7 +81,7 @@ impl Data {
         self.buckets.get_mut(name).ok_or_else(|| s3_error!(NoSuchBucket, "The specified bucket does not exist"))
     }
 
-    fn store(&mut self, bucket: &str, key: String, object: Object, when: Conditions<'_>) -> S3Result<()> {
+    fn store(&mut self, bucket: &str, key: String, object: Object, when: &Conditions<'_>) -> S3Result<()> {
         let objects = &mut self.bucket_mut(bucket)?.objects;
         when.check(objects.get(&key))?;
         objects.insert(key, object);
@@ -149,7 +149,7 @@ impl S3 for Operations {
         }
         let location = Some(format!("/{}", request.input.bucket));
         data.buckets.insert(request.input.bucket, Bucket::new(&owner));
-        Ok(S3Response::new(CreateBucketOutput { location, ..CreateBucketOutput::default() }))
+        Ok(S3Response::new(CreateBucketOutput { location }))
     }
 
     async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> S3Result<S3Response<HeadBucketOutput>> {
@@ -304,7 +304,7 @@ impl S3 for Operations {
         let object = Object::whole(content, described, checksum.clone());
         let e_tag = Some(tag(&object));
         let when = Conditions { if_match: input.if_match.as_ref(), if_none_match: input.if_none_match.as_ref() };
-        self.write().store(&input.bucket, input.key, object, when)?;
+        self.write().store(&input.bucket, input.key, object, &when)?;
         let is_checked = checksum != Checksum::default();
         Ok(S3Response::new(PutObjectOutput {
             e_tag,
@@ -358,7 +358,7 @@ impl S3 for Operations {
             last_modified: Some(object.modified.into()),
             ..CopyObjectResult::default()
         };
-        self.write().store(&input.bucket, input.key, object, Conditions::default())?;
+        self.write().store(&input.bucket, input.key, object, &Conditions::default())?;
         Ok(S3Response::new(CopyObjectOutput { copy_object_result: Some(result), ..CopyObjectOutput::default() }))
     }
 
@@ -443,7 +443,7 @@ impl S3 for Operations {
         let object = Object::assembled(parts, upload.described.clone());
         let e_tag = Some(tag(&object));
         let when = Conditions { if_match: input.if_match.as_ref(), if_none_match: input.if_none_match.as_ref() };
-        data.store(&input.bucket, input.key.clone(), object, when)?;
+        data.store(&input.bucket, input.key.clone(), object, &when)?;
         data.uploads.remove(&input.upload_id);
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             bucket: Some(input.bucket),

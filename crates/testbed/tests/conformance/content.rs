@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
+use std::process::Command;
 
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
@@ -21,6 +22,8 @@ on_both_servers!(
     a_large_file_survives_the_round_trip,
     reads_at_random_places_get_the_right_bytes,
     objects_made_by_others_are_seen,
+    what_shells_and_their_commands_write_is_whole,
+    a_child_that_starts_meanwhile_does_not_end_an_upload,
     only_a_prefix_of_the_bucket_is_mounted,
 );
 
@@ -142,6 +145,38 @@ fn objects_made_by_others_are_seen(world: &World) {
     world.put("later", b"content");
     assert_eq!(listing(mount.directory()), ["later"]);
     assert_eq!(fs::read(mount.path("later")).unwrap(), b"content");
+    mount.unmount();
+}
+
+fn what_shells_and_their_commands_write_is_whole(world: &World) {
+    let mount = world.mount();
+    fs::write(world.fixture.path("source"), noise(9, 300_000)).unwrap();
+    let script = "(echo one; sh -c 'echo two'; echo three) > several && \
+                  cp ../../source copied && \
+                  dd if=../../source of=dd bs=4096 status=none && \
+                  cat copied dd > joined && \
+                  touch touched";
+    let shell = Command::new("sh").args(["-ec", script]).current_dir(mount.directory()).status().unwrap();
+    assert!(shell.success(), "{shell}");
+    world.check_object("several", b"one\ntwo\nthree\n");
+    world.check_object("copied", &noise(9, 300_000));
+    world.check_object("dd", &noise(9, 300_000));
+    world.check_object("joined", &[noise(9, 300_000), noise(9, 300_000)].concat());
+    world.check_object_soon("touched", b"");
+    mount.unmount();
+}
+
+/// Until it has become another program, a child holds the same files as its parent, and then closes them.
+fn a_child_that_starts_meanwhile_does_not_end_an_upload(world: &World) {
+    let mount = world.mount();
+    let mut file = File::create(mount.path("file")).unwrap();
+    for _ in 0..3 {
+        file.write_all(b"part ").unwrap();
+        assert!(Command::new("true").status().unwrap().success());
+    }
+    file.write_all(b"end").unwrap();
+    drop(file);
+    world.check_object("file", b"part part part end");
     mount.unmount();
 }
 

@@ -20,7 +20,7 @@ fn check_read_survives(effect: Effect) {
     let content = noise(3, 3 * 1024 * 1024);
     world.put("file", &content);
     let mount = world.mount();
-    let fault = world.store.inject(Fault::new(effect.clone()).operation(Operation::GetObject).times(2));
+    let fault = world.store.inject(Fault::new(effect).operation(Operation::GetObject).times(2));
     assert!(fs::read(mount.path("file")).unwrap() == content, "{effect:?}: other content");
     assert!(0 < fault.hits(), "{effect:?}: never met");
     mount.unmount();
@@ -32,7 +32,7 @@ fn check_write_survives(effect: Effect, operation: Operation, size: usize) {
     let world = world("write-fault");
     let content = noise(4, size);
     let mount = world.mount();
-    let fault = world.store.inject(Fault::new(effect.clone()).operation(operation).times(2));
+    let fault = world.store.inject(Fault::new(effect).operation(operation).times(2));
     fs::write(mount.path("file"), &content).unwrap();
     world.check_object("file", &content);
     assert!(0 < fault.hits(), "{effect:?}: never met");

@@ -122,9 +122,8 @@ pub fn listing(directory: &std::path::Path) -> Vec<String> {
 /// Expects a system call to fail with one of these error numbers.
 #[track_caller]
 pub fn check_refused<T>(result: io::Result<T>, expected: &[rustix::io::Errno]) {
-    let error = match result {
-        Ok(_) => panic!("this should have been refused"),
-        Err(error) => error,
+    let Err(error) = result else {
+        panic!("this should have been refused");
     };
     let is_expected = expected.iter().any(|it| error.raw_os_error() == Some(it.raw_os_error()));
     assert!(is_expected, "refused with {error}, expected one of {expected:?}");

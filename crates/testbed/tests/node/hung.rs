@@ -9,8 +9,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::store::Store as _;
 use s3csi_testbed::wait::wait_for;
+use tonic::Code;
 
-use crate::world::{BUCKET, World, device, volume};
+use crate::world::{BUCKET, World, check_refused, device, volume};
 
 const LONGEST_UNPUBLISH: Duration = Duration::from_secs(10);
 
@@ -134,6 +135,36 @@ fn other_volumes_are_served_while_one_engine_is_frozen() {
 
     kill_process(engine, Signal::CONT).unwrap();
     assert_ne!(device(&frozen), device(frozen.parent().unwrap()));
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+}
+
+#[test]
+fn nobody_waits_for_a_frozen_mounter_for_long() {
+    let fixture = Fixture::new("hung-mounter");
+    let world = World::start(&fixture);
+    let target = world.publish(&volume(1));
+    world.mounter().signal(Signal::STOP);
+
+    // What is mounted goes on working, and goes.
+    fs::write(target.join("file"), "x").unwrap();
+    world.publish(&volume(1));
+    check_unpublish_is_quick(&world, 1);
+    assert!(!target.exists());
+
+    // What needs the mounter fails in time.
+    let deadline = Duration::from_secs(4);
+    let start = Instant::now();
+    let mut request = tonic::Request::new(world.kubelet.publish_request(&volume(1)));
+    request.set_timeout(deadline);
+    let outcome = world.runtime.block_on(world.kubelet.node().node_publish_volume(request));
+    assert!(start.elapsed() < deadline, "took {:?}", start.elapsed());
+    check_refused(outcome, Code::DeadlineExceeded, &["Could not mount", "did not answer in time"]);
+
+    // Requests that nobody waits for any more do no harm.
+    world.mounter().signal(Signal::CONT);
+    world.check_nothing_left();
+    fs::write(world.publish(&volume(1)).join("again"), "x").unwrap();
     world.unpublish(&volume(1));
     world.check_nothing_left();
 }

@@ -105,15 +105,15 @@ fn an_open_directory_is_listed_on() {
     }
     let kept = world.mount();
     let mut entries = fs::read_dir(kept.path("directory")).unwrap();
-    let mut names: Vec<String> = entries.by_ref().take(200).map(|it| name(it.unwrap())).collect();
+    let mut names: Vec<String> = entries.by_ref().take(200).map(|it| name(&it.unwrap())).collect();
     kept.kill_engine();
-    names.extend(entries.map(|it| name(it.unwrap())));
+    names.extend(entries.map(|it| name(&it.unwrap())));
     names.sort();
     assert_eq!(names, expected);
     kept.unmount();
 }
 
-fn name(entry: fs::DirEntry) -> String {
+fn name(entry: &fs::DirEntry) -> String {
     entry.file_name().into_string().unwrap()
 }
 

@@ -1,0 +1,254 @@
+//! Scenes for the rules: facts are set up in a few words, decisions are read as lines of text.
+
+mod cleanup;
+mod identity;
+mod laws;
+mod needs;
+mod replacement;
+mod sharing;
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+use crate::identifiers::{PvName, WorkloadUid};
+use crate::names::mountpoint_pod_name;
+use crate::publish::{Access, AuthenticationSource};
+use crate::sharing::SharingKey;
+
+const NOW: i64 = 1_000_000;
+const VERSION: &str = "2.0";
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_unix_seconds(seconds)
+}
+
+fn uid(text: &str) -> WorkloadUid {
+    text.parse().unwrap()
+}
+
+fn volume_name() -> PvName {
+    "pv".parse().unwrap()
+}
+
+fn own_pod(workload: &str) -> String {
+    mountpoint_pod_name(&uid(workload), &volume_name())
+}
+
+fn plain_key() -> SharingKey {
+    SharingKey {
+        node: "node".to_owned(),
+        persistent_volume: "pv".to_owned(),
+        volume_id: "handle".to_owned(),
+        bucket: "bucket".to_owned(),
+        mount_options: "--allow-delete\n--uid=1".to_owned(),
+        fs_group: None,
+        authentication_source: AuthenticationSource::Driver,
+        volume_access: Access::ReadWrite,
+        workload_namespace: None,
+        service_account: None,
+    }
+}
+
+fn plain_need() -> Need {
+    need(plain_key())
+}
+
+fn need(key: SharingKey) -> Need {
+    let options: Vec<String> = key.mount_options.lines().map(|it| it.trim_start_matches('-').to_owned()).collect();
+    Need::new(key, volume_name(), &options)
+}
+
+fn with_fs_group(fs_group: &str) -> Need {
+    need(SharingKey { fs_group: Some(fs_group.to_owned()), ..plain_key() })
+}
+
+/// Fields as drivers before us wrote them.
+fn legacy_fields() -> Fields {
+    Fields { authentication_source: None, ..plain_need().fields }
+}
+
+fn pod(workload: &str, phase: Phase) -> MountpointPod {
+    MountpointPod {
+        name: own_pod(workload),
+        uid: format!("uid of {workload}"),
+        resource_version: "5".to_owned(),
+        phase,
+        is_terminating: false,
+        is_retired: false,
+        refuses_new_workloads: false,
+        driver_version: Some(VERSION.to_owned()),
+        created_at: at(NOW - 60),
+        trouble: None,
+    }
+}
+
+/// Facts about one PV on one node, and names to call things by: Mountpoint Pods are called `mp(a)` after the workload
+/// whose name they bear, the attachment of the plain key is `A`, those of other keys `A(fsGroup)`.
+struct Scene {
+    observed: Observed,
+    labels: Vec<(String, String)>,
+}
+
+fn scene() -> Scene {
+    let mut labels: Vec<(String, String)> =
+        ["a", "b", "c", "d"].iter().map(|it| (own_pod(it), format!("mp({it})"))).collect();
+    labels.push((attachment_name(&plain_key()), "A".to_owned()));
+    Scene {
+        observed: Observed {
+            persistent_volume: volume_name(),
+            driver_version: VERSION.to_owned(),
+            volume: VolumeState::Usable,
+            workloads: Vec::new(),
+            gone: BTreeSet::new(),
+            attachments: Vec::new(),
+            mountpoint_pods: Vec::new(),
+        },
+        labels,
+    }
+}
+
+impl Scene {
+    fn with(mut self, change: impl FnOnce(&mut Observed)) -> Self {
+        change(&mut self.observed);
+        self
+    }
+
+    fn workload(self, name: &str, activity: Activity) -> Self {
+        self.wishing(name, activity, Ok(plain_need()))
+    }
+
+    fn wishing(mut self, name: &str, activity: Activity, wish: Result<Need, Refused>) -> Self {
+        if let Ok(need) = &wish
+            && let Some(fs_group) = &need.key.fs_group
+        {
+            self.labels.push((attachment_name(&need.key), format!("A({fs_group})")));
+        }
+        self.observed.workloads.push(Resident { uid: uid(name), activity, wish: Some(wish) });
+        self
+    }
+
+    fn starting(self, name: &str) -> Self {
+        self.workload(name, Activity::Starting)
+    }
+
+    fn using(self, name: &str) -> Self {
+        self.workload(name, Activity::Using)
+    }
+
+    fn over(self, name: &str) -> Self {
+        self.workload(name, Activity::Over)
+    }
+
+    fn gone(self, name: &str) -> Self {
+        self.with(|it| {
+            it.gone.insert(uid(name));
+        })
+    }
+
+    fn pod(self, pod: MountpointPod) -> Self {
+        self.with(|it| it.mountpoint_pods.push(pod))
+    }
+
+    fn running_pod(self, workload: &str) -> Self {
+        self.pod(pod(workload, Phase::Running))
+    }
+
+    /// The attachment of the plain key, written ten seconds ago. `"mp(a): a b"`, one per Mountpoint Pod.
+    fn attachment(self, entries: &[&str]) -> Self {
+        self.attachment_of(&plain_need(), entries)
+    }
+
+    fn attachment_of(self, need: &Need, entries: &[&str]) -> Self {
+        self.attachment_at(&attachment_name(&need.key), need.fields.clone(), entries, NOW - 10)
+    }
+
+    /// An attachment of a driver before us.
+    fn legacy(self, name: &str, entries: &[&str]) -> Self {
+        self.attachment_at(name, legacy_fields(), entries, NOW - 10)
+    }
+
+    fn attachment_at(self, name: &str, fields: Fields, entries: &[&str], attached_at: i64) -> Self {
+        let parse = |text: &str| {
+            let (mountpoint_pod, workloads) = text.split_once(':').unwrap();
+            let creator = mountpoint_pod.strip_prefix("mp(").unwrap().strip_suffix(')').unwrap();
+            let entry = |it: &str| Entry { workload: uid(it), attached_at: at(attached_at) };
+            (own_pod(creator), workloads.split_whitespace().map(entry).collect())
+        };
+        let entries = entries.iter().map(|it| parse(it)).collect();
+        let (name, resource_version) = (name.to_owned(), "7".to_owned());
+        self.with(|it| {
+            it.attachments.push(Attachment { name, resource_version, is_terminating: false, fields, entries });
+        })
+    }
+
+    /// The steps, in order, and when to look again.
+    #[track_caller]
+    fn check(&self, expected: &[&str]) {
+        let decision = decide(&self.observed, at(NOW));
+        let mut lines: Vec<String> = decision.specs.iter().map(spec_line).collect();
+        lines.extend(decision.pods.iter().map(|it| match it {
+            PodStep::Start { name, workload, attachment } => format!("start {name} for {workload} in {attachment}"),
+            PodStep::Retire { name, creator: Creator::Ended, .. } => format!("retire {name}"),
+            PodStep::Retire { name, creator: Creator::Unseen, .. } => format!("retire {name} if really unused"),
+        }));
+        lines.extend(decision.deletions.iter().map(|it| match it {
+            Deletion::MountpointPod { name, uid, resource_version } => {
+                assert!(!uid.is_empty() && resource_version == "5");
+                format!("delete {name}")
+            }
+            Deletion::Attachment { name, precondition: Precondition::AsWritten } => format!("delete {name} as written"),
+            Deletion::Attachment { name, precondition: Precondition::ResourceVersion(version) } => {
+                format!("delete {name} at {version}")
+            }
+        }));
+        lines.extend(decision.look_again_in.map(|it| format!("look again in {} s", it.as_secs())));
+        let lines: Vec<String> = lines.iter().map(|it| self.in_our_words(it)).collect();
+        assert_eq!(lines, expected);
+    }
+
+    /// What people are told.
+    #[track_caller]
+    fn check_notices(&self, expected: &[&str]) {
+        let decision = decide(&self.observed, at(NOW));
+        let tell = |it: &Notice| self.in_our_words(&format!("{}: {it}", it.workload()));
+        assert_eq!(decision.notices.iter().map(tell).collect::<Vec<_>>(), expected);
+    }
+
+    fn in_our_words(&self, text: &str) -> String {
+        self.labels.iter().fold(text.to_owned(), |text, (name, label)| text.replace(name.as_str(), label))
+    }
+}
+
+fn spec_line(write: &SpecWrite) -> String {
+    let change = |it: &Change| match it {
+        Change::Attach { workload, mountpoint_pod, .. } => format!("{workload} to {mountpoint_pod}"),
+        Change::Detach { workload, mountpoint_pod, reason } => {
+            format!("{workload} from {mountpoint_pod} {}", format!("{reason:?}").to_lowercase())
+        }
+        Change::RemoveEntry { mountpoint_pod } => format!("without {mountpoint_pod}"),
+    };
+    let changes: Vec<String> = write.changes().iter().map(change).collect();
+    let verb = match write {
+        SpecWrite::CreateAttachment { .. } => "create",
+        SpecWrite::EditAttachment { .. } => "edit",
+    };
+    format!("{verb} {}: {}", write.name(), changes.join(", "))
+}
+
+/// Claims and PVs by name.
+#[derive(Default)]
+struct Objects {
+    claims: BTreeMap<(String, String), Claim>,
+    volumes: BTreeMap<String, Volume>,
+}
+
+impl Catalog for Objects {
+    fn claim(&self, namespace: &str, name: &str) -> Option<Claim> {
+        self.claims.get(&(namespace.to_owned(), name.to_owned())).cloned()
+    }
+
+    fn volume(&self, name: &str) -> Option<Volume> {
+        self.volumes.get(name).cloned()
+    }
+}

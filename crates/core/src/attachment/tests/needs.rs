@@ -1,0 +1,253 @@
+//! Which volumes of a workload are ours, in whatever order its claims, PVs and node appear.
+
+use super::*;
+use crate::chain::Chain;
+use crate::publish::AccessMode;
+
+const DRIVER: &str = "s3.csi.scality.com";
+
+fn workload(claims: &[&str]) -> Workload {
+    Workload {
+        uid: uid("a"),
+        namespace: "space".to_owned(),
+        name: "app".to_owned(),
+        service_account: "default".to_owned(),
+        node: Some("node".to_owned()),
+        phase: Phase::Pending,
+        is_terminating: false,
+        fs_group: None,
+        claims: claims.iter().map(|it| ClaimReference::Claim((*it).to_owned())).collect(),
+    }
+}
+
+fn claim(name: &str, volume: &str) -> Claim {
+    Claim {
+        namespace: "space".to_owned(),
+        name: name.to_owned(),
+        uid: format!("uid of {name}"),
+        is_bound: true,
+        volume: Some(volume.to_owned()),
+        owner: None,
+    }
+}
+
+fn volume(name: &str, claim: &str) -> Volume {
+    Volume {
+        name: name.parse().unwrap(),
+        driver: Some(DRIVER.to_owned()),
+        handle: "handle".to_owned(),
+        claim: Some(ClaimOf {
+            namespace: "space".to_owned(),
+            name: claim.to_owned(),
+            uid: Some(format!("uid of {claim}")),
+        }),
+        mount_options: Vec::new(),
+        attributes: BTreeMap::from([("bucketName".to_owned(), "bucket".to_owned())]),
+        access_mode: Some(AccessMode::MultiNodeMultiWriter),
+        pod_problem: None,
+    }
+}
+
+fn objects(claims: &[Claim], volumes: &[Volume]) -> Objects {
+    Objects {
+        claims: claims.iter().map(|it| ((it.namespace.clone(), it.name.clone()), it.clone())).collect(),
+        volumes: volumes.iter().map(|it| (it.name.as_str().to_owned(), it.clone())).collect(),
+    }
+}
+
+/// `expected`: a PV that is ours, or `claim: why it waits`.
+#[track_caller]
+fn check(workload: &Workload, objects: &Objects, expected: &[&str]) {
+    let Uses { ours, waiting } = uses(workload, DRIVER, objects);
+    let mut lines: Vec<String> = ours
+        .iter()
+        .map(|(name, wish)| match wish {
+            Ok(_) => name.to_string(),
+            Err(refused) => format!("{name}: {}", Chain(refused)),
+        })
+        .collect();
+    lines.extend(waiting.iter().map(|(claim, reason)| format!("{claim}: {reason}")));
+    assert_eq!(lines, expected);
+}
+
+/// C1 to C4
+#[test]
+fn claims_volumes_and_nodes_may_come_in_any_order() {
+    let unscheduled = Workload { node: None, ..workload(&["data"]) };
+    let unbound = || Claim { is_bound: false, volume: None, ..claim("data", "pv") };
+    let half_bound = Claim { is_bound: false, ..claim("data", "pv") };
+    let bound = || [claim("data", "pv")];
+    let unclaimed = || Volume { claim: None, ..volume("pv", "data") };
+
+    check(&workload(&["data"]), &objects(&bound(), &[volume("pv", "data")]), &["pv"]);
+    check(&unscheduled, &objects(&bound(), &[volume("pv", "data")]), &[]);
+    check(&unscheduled, &objects(&[unbound()], &[unclaimed()]), &[]);
+    check(&workload(&["data"]), &objects(&[], &[]), &["data: the claim does not exist yet"]);
+    check(&workload(&["data"]), &objects(&[unbound()], &[unclaimed()]), &["data: the claim is not bound yet"]);
+    check(
+        &workload(&["data"]),
+        &objects(&[half_bound], &[volume("pv", "data")]),
+        &["data: the claim is not bound yet"],
+    );
+    check(&workload(&["data"]), &objects(&bound(), &[]), &["data: the claim's PersistentVolume does not exist yet"]);
+    check(
+        &workload(&["data"]),
+        &objects(&bound(), &[unclaimed()]),
+        &["data: the claim's PersistentVolume is bound to another claim"],
+    );
+}
+
+/// C1 to C4, each with several volumes, other drivers and a mixture; C19 to C21
+#[test]
+fn only_our_volumes_count_and_each_once() {
+    let other = Volume { driver: Some("other.csi".to_owned()), ..volume("pv-2", "logs") };
+    let no_csi = Volume { driver: None, ..volume("pv-3", "disk") };
+    let objects = objects(
+        &[claim("data", "pv-1"), claim("logs", "pv-2"), claim("disk", "pv-3"), claim("more", "pv-4")],
+        &[volume("pv-1", "data"), other, no_csi, volume("pv-4", "more")],
+    );
+    check(&workload(&[]), &objects, &[]);
+    check(&workload(&["logs", "disk"]), &objects, &[]);
+    check(&workload(&["data", "more"]), &objects, &["pv-1", "pv-4"]);
+    check(&workload(&["logs", "data", "disk"]), &objects, &["pv-1"]);
+    check(&workload(&["data", "data"]), &objects, &["pv-1"]);
+    check(&workload(&["data", "late"]), &objects, &["pv-1", "late: the claim does not exist yet"]);
+}
+
+#[test]
+fn a_volume_counts_only_if_it_is_bound_back() {
+    let elsewhere = |change: fn(&mut ClaimOf)| {
+        let mut claimed = volume("pv", "data").claim.unwrap();
+        change(&mut claimed);
+        objects(&[claim("data", "pv")], &[Volume { claim: Some(claimed), ..volume("pv", "data") }])
+    };
+    let another = ["data: the claim's PersistentVolume is bound to another claim"];
+    check(&workload(&["data"]), &elsewhere(|it| it.namespace = "other".to_owned()), &another);
+    check(&workload(&["data"]), &elsewhere(|it| it.name = "other".to_owned()), &another);
+    check(&workload(&["data"]), &elsewhere(|it| it.uid = Some("of a former claim".to_owned())), &another);
+    check(&workload(&["data"]), &elsewhere(|it| it.uid = None), &["pv"]);
+}
+
+#[test]
+fn a_generic_ephemeral_volume_is_served_if_its_claim_is_the_workloads_own() {
+    let reference = ClaimReference::Ephemeral { volume: "scratch".to_owned() };
+    let workload = Workload { claims: vec![reference], ..workload(&[]) };
+    let own = Claim { owner: Some(uid("a")), ..claim("app-scratch", "pv") };
+    check(&workload, &objects(&[own], &[volume("pv", "app-scratch")]), &["pv"]);
+    check(
+        &workload,
+        &objects(&[claim("app-scratch", "pv")], &[volume("pv", "app-scratch")]),
+        &["app-scratch: the claim belongs to another Pod"],
+    );
+}
+
+#[track_caller]
+fn need_of(workload: &Workload, volume: Volume) -> Result<Need, String> {
+    let objects = objects(&[claim("data", "pv")], &[volume]);
+    let mut uses = uses(workload, DRIVER, &objects);
+    uses.ours.remove(&volume_name()).unwrap().map_err(|it| Chain(&it).to_string())
+}
+
+#[test]
+fn the_key_of_a_volume() {
+    let options = |it: &[&str]| it.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+    let with_options = |it: &[&str]| Volume { mount_options: options(it), ..volume("pv", "data") };
+    let workload = workload(&["data"]);
+    let Need { key, fields } = need_of(&workload, with_options(&["uid=1", "allow-delete"])).unwrap();
+    assert_eq!(key, plain_key());
+    let expected = Fields { mount_options: "uid=1,allow-delete".to_owned(), ..plain_need().fields };
+    assert_eq!(fields, expected);
+
+    let reordered = need_of(&workload, with_options(&["--allow-delete", "--uid 1"])).unwrap();
+    assert_eq!(reordered.key, key);
+    let read_only = need_of(&workload, with_options(&["read-only"])).unwrap();
+    assert_eq!(read_only.key.volume_access, Access::ReadOnly);
+    let readers =
+        Volume { access_mode: Some(AccessMode::MultiNodeReaderOnly), ..with_options(&["uid=1", "allow-delete"]) };
+    assert_eq!(need_of(&workload, readers).unwrap().key, SharingKey { volume_access: Access::ReadOnly, ..plain_key() });
+
+    let grouped = Workload { fs_group: Some(1000), ..workload.clone() };
+    let Need { key, fields } = need_of(&grouped, volume("pv", "data")).unwrap();
+    assert_eq!((key.fs_group.as_deref(), fields.fs_group.as_str()), (Some("1000"), "1000"));
+
+    let mut secret = volume("pv", "data");
+    secret.attributes.insert("authenticationSource".to_owned(), "secret".to_owned());
+    let Need { key, fields } = need_of(&workload, secret).unwrap();
+    assert_eq!(key.authentication_source, AuthenticationSource::Secret);
+    assert_eq!(fields.authentication_source.as_deref(), Some("secret"));
+}
+
+/// Who the workload is does not matter as long as the identity is the volume's.
+#[test]
+fn workloads_of_other_namespaces_and_accounts_have_the_same_key() {
+    let one = need_of(&workload(&["data"]), volume("pv", "data")).unwrap();
+    let other = Workload { service_account: "other".to_owned(), uid: uid("b"), ..workload(&["data"]) };
+    assert_eq!(need_of(&other, volume("pv", "data")).unwrap(), one);
+}
+
+#[test]
+fn what_the_node_would_refuse_is_refused_here_in_the_same_words() {
+    let refused = |change: fn(&mut Volume), expected: &str| {
+        let mut volume = volume("pv", "data");
+        change(&mut volume);
+        assert_eq!(need_of(&workload(&["data"]), volume).unwrap_err(), expected);
+    };
+    let publish = "the volume cannot be published: ";
+    refused(
+        |it| it.handle = String::new(),
+        &format!("{publish}Volume ID not provided: set spec.csi.volumeHandle of the PersistentVolume"),
+    );
+    refused(
+        |it| it.attributes.clear(),
+        &format!("{publish}Bucket name not provided: set spec.csi.volumeAttributes.bucketName of the PersistentVolume"),
+    );
+    refused(
+        |it| it.access_mode = Some(AccessMode::Other("ReadWriteOnce".to_owned())),
+        &format!(
+            "{publish}Volume capability not supported: access mode is ReadWriteOnce; use ReadWriteMany \
+             (MULTI_NODE_MULTI_WRITER) or ReadOnlyMany (MULTI_NODE_READER_ONLY)"
+        ),
+    );
+    refused(
+        |it| it.mount_options = vec![String::new()],
+        &format!(
+            "{publish}mountOptions not understood: correct spec.mountOptions of the PersistentVolume: mount option \"\" is \
+             empty"
+        ),
+    );
+    refused(
+        |it| it.mount_options = vec!["uid=1".to_owned(), "uid=2".to_owned()],
+        "the volume's mount options contradict each other: mount option --uid is given more than once, with different \
+         values (1, 2); keep one of them",
+    );
+    refused(
+        |it| {
+            it.attributes.insert("authenticationSource".to_owned(), "pod".to_owned());
+        },
+        &format!("{publish}authenticationSource \"pod\" is not known: only \"driver\" and \"secret\" are supported"),
+    );
+    refused(
+        |it| it.pod_problem = Some("cache type \"disk\" is not known".to_owned()),
+        "no Mountpoint Pod can be made for the volume: cache type \"disk\" is not known",
+    );
+    let grouped = Workload { fs_group: Some(-1), ..workload(&["data"]) };
+    assert_eq!(
+        need_of(&grouped, volume("pv", "data")).unwrap_err(),
+        format!("{publish}fsGroup \"-1\" is not a number: correct securityContext.fsGroup of the Pod")
+    );
+}
+
+#[test]
+fn a_resident_is_a_workload_as_its_volume_sees_it() {
+    let workload = workload(&["data"]);
+    let uses = uses(&workload, DRIVER, &objects(&[claim("data", "pv")], &[volume("pv", "data")]));
+    let resident = Resident::new(&workload, &uses, &volume_name());
+    assert_eq!((resident.uid, resident.activity), (uid("a"), Activity::Starting));
+    assert!(matches!(resident.wish, Some(Ok(_))));
+    assert_eq!(Resident::new(&workload, &uses, &"other".parse().unwrap()).wish, None);
+
+    assert_eq!(VolumeState::of(None), VolumeState::Missing);
+    assert_eq!(VolumeState::of(Some(&volume("pv", "data"))), VolumeState::Usable);
+    let problem = Volume { pod_problem: Some("no".to_owned()), ..volume("pv", "data") };
+    assert_eq!(VolumeState::of(Some(&problem)), VolumeState::Refused { problem: "no".to_owned() });
+}

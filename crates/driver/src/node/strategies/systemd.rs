@@ -1,0 +1,291 @@
+//! Strategy `systemd`: one transient unit per target. The engine mounts itself at the target; systemd keeps it alive whatever becomes
+//! of us. Which unit works for which target is asked of systemd, what is mounted of the kernel.
+
+mod error;
+mod repairs;
+mod sweep;
+mod units;
+mod unmount;
+mod watch;
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use s3csi_core::credentials::Keys;
+use s3csi_core::environment::{DriverSettings, ProfilePaths, engine_environment};
+use s3csi_core::names::mountpoint_pod_name;
+use s3csi_core::policy;
+use s3csi_core::publish::{Access, Identity, Publish};
+use s3csi_core::target::TargetPath;
+use s3csi_core::user_agent::user_agent;
+
+pub use self::error::UnitError;
+pub use self::repairs::Repairs;
+pub use self::units::Known;
+pub use self::watch::{Deaths, Heal, NoHeal};
+use crate::credentials;
+use crate::host::{Beneath, FilesError, Host, Probe};
+use crate::node::error::PublishError;
+use crate::node::locks::Locks;
+use crate::node::steps::{Step, Steps};
+use crate::systemd::{Kind, Limits, Outcome, Service, Systemd, UnitCommand};
+
+/// The engine gives up after 30 seconds by itself; so did drivers before us.
+const STARTS_WITHIN: Duration = Duration::from_secs(30);
+
+/// A healthy engine answers for its root at once and without S3; only a frozen one, or a node without CPU, takes longer.
+const ALIVE_WITHIN: Duration = Duration::from_secs(20);
+
+/// For questions to systemd and the kernel on the way out of a failure, whatever the caller's deadline was.
+const TIDIED_WITHIN: Duration = Duration::from_secs(20);
+
+/// As drivers before us made it.
+const TARGET_MODE: u32 = 0o755;
+
+/// Engines run as root here; others need not see even the names.
+const PLACE_MODE: u32 = 0o700;
+
+/// The engine's words in an error message: enough for the cause, not for a log.
+const LONGEST_WORDS: usize = 4 << 10;
+
+pub struct SystemdUnits {
+    pub host: Arc<dyn Host>,
+    pub systemd: Systemd,
+    /// The engine's path on the host.
+    pub engine: PathBuf,
+    /// Kubelet's directory, as the mount table spells it. Units and mounts elsewhere are none of our business.
+    pub kubelet: PathBuf,
+    /// The directory with one directory of credentials per target.
+    pub places: PathBuf,
+    /// The same directory as the host sees it.
+    pub places_view: PathBuf,
+    pub settings: DriverSettings,
+    pub driver_keys: Option<Keys>,
+    pub kubernetes_version: Option<String>,
+    /// What every engine may use, unless its volume says otherwise.
+    pub limits: Limits,
+    /// One change per target at a time.
+    pub locks: Locks,
+    pub steps: Steps,
+    pub known: Known,
+    pub repairs: Repairs,
+    pub deaths: Deaths,
+    pub heal: Arc<dyn Heal>,
+}
+
+/// What a failed publish must take away again.
+#[derive(Default)]
+struct Made {
+    directory: bool,
+    credentials: bool,
+}
+
+impl SystemdUnits {
+    pub fn publish(&self, publish: &Publish, limits: Limits, deadline: Instant) -> Result<(), PublishError> {
+        let bucket = || publish.bucket.to_string();
+        let keys = match &publish.identity {
+            Identity::Secret(keys) => keys,
+            Identity::Driver => {
+                self.driver_keys.as_ref().ok_or_else(|| PublishError::NoDriverKeys { bucket: bucket() })?
+            }
+        };
+        let place = place_name(&publish.target);
+        // Wrong options are refused before anything is made for them.
+        let command = self.command(publish, &place, limits)?;
+        let busy = || PublishError::SourceBusy { bucket: bucket() };
+        let _held = self.locks.lock(&place, deadline).ok_or_else(busy)?;
+        self.steps.done(Step::Locked);
+        let mut made = Made::default();
+        let outcome = self.ensure(publish, keys, &place, command, &mut made, deadline);
+        match &outcome {
+            Ok(()) => self.steps.done(Step::Bound),
+            Err(_) => self.undo(publish.target.path(), &place, &made),
+        }
+        outcome
+    }
+
+    /// Directory, credentials and unit, each looked at first. The caller holds the target's lock and undoes what was made.
+    fn ensure(
+        &self,
+        publish: &Publish,
+        keys: &Keys,
+        place: &str,
+        mut command: UnitCommand,
+        made: &mut Made,
+        deadline: Instant,
+    ) -> Result<(), PublishError> {
+        let host = self.host.as_ref();
+        let bucket = || publish.bucket.to_string();
+        let target = publish.target.path();
+        let failed = |cause| PublishError::Unit { bucket: bucket(), target: target.to_owned(), cause };
+        let unusable = |cause| PublishError::Target { target: target.to_owned(), cause };
+
+        let found = host.probe(target, deadline.min(Instant::now() + ALIVE_WITHIN));
+        if matches!(found, Probe::Missing) {
+            host.create_directory(target, TARGET_MODE).map_err(unusable)?;
+            made.directory = true;
+            self.steps.done(Step::PlaceMade);
+        }
+        let resolved = host.resolve(target).map_err(unusable)?;
+        if let Probe::Dead(_) | Probe::Hung = found {
+            tracing::info!(?target, %found, "replacing a mount that is not served");
+            self.clear(&resolved, deadline).map_err(failed)?;
+        }
+        let table = host.mount_table().map_err(|cause| PublishError::Look { cause })?;
+        let is_mounted = match table.at(&resolved) {
+            Some(mount) if mount.is_ours() => true,
+            Some(mount) => {
+                let (kind, device) = (mount.kind.clone(), mount.source.clone());
+                return Err(PublishError::ForeignMount { target: target.to_owned(), kind, device });
+            }
+            None => false,
+        };
+
+        // On every call, mounted or not: this is how a rotated key gets to a running engine.
+        made.credentials = !self.places.join(place).exists();
+        self.ensure_credentials(place, keys).map_err(|cause| PublishError::Credentials { bucket: bucket(), cause })?;
+        self.steps.done(Step::CredentialsWritten);
+        if is_mounted {
+            made.credentials = false;
+            return Ok(());
+        }
+
+        if let Some(last) = command.command.last_mut() {
+            *last = resolved.to_string_lossy().into_owned();
+        }
+        self.start(&bucket(), &resolved, &command, deadline).map_err(failed)
+    }
+
+    /// Starts a unit for a target where nothing is mounted, and waits until the mount answers. After an error neither is left.
+    fn start(&self, bucket: &str, target: &Path, command: &UnitCommand, deadline: Instant) -> Result<(), UnitError> {
+        let systemd = |cause| UnitError::Systemd { cause };
+        // A publish that was cut short may have left one that is just about to mount; two would mount over each other.
+        self.end_units(target, Duration::ZERO, deadline).map_err(systemd)?;
+        self.clear(target, deadline)?;
+        let service = Service {
+            name: units::mount_unit_name().map_err(systemd)?,
+            description: format!("Mountpoint for Amazon S3 CSI driver FUSE daemon: {bucket}"),
+            kind: Kind::Forking,
+            command: command.command.clone(),
+            environment: command.environment.clone(),
+            limits: command.limits,
+            starts_within: STARTS_WITHIN.min(deadline.saturating_duration_since(Instant::now())),
+        };
+        // Known before it runs, so that its end is understood however early it comes.
+        self.known.insert(&service.name, UnitCommand { started: monotonic_microseconds(), ..command.clone() });
+        let outcome = self.systemd.start(&service, deadline);
+        self.steps.done(Step::HandedOver);
+        let unit = service.name;
+        let failure = match outcome {
+            Ok(started) => match started.outcome {
+                Outcome::Done if self.answers(target, deadline) => {
+                    self.steps.done(Step::Served);
+                    return Ok(());
+                }
+                Outcome::Done => UnitError::NoAnswer { unit: unit.clone() },
+                Outcome::Failed(ended) => {
+                    UnitError::Engine { unit: unit.clone(), words: words(&started.output), ended }
+                }
+            },
+            Err(cause) => UnitError::Systemd { cause },
+        };
+        self.known.forget(&unit);
+        let soon = Instant::now() + TIDIED_WITHIN;
+        // Unmount before stop: an engine that is stopped before it listens to signals leaves its mount behind.
+        log_if_failed("failed mount not removed", self.clear(target, soon));
+        log_if_failed("failed unit not stopped", self.systemd.stop(&unit, soon));
+        log_if_failed("failed unit not forgotten", self.systemd.reset_failed(&unit, soon));
+        Err(failure)
+    }
+
+    /// What kubelet will show to the workload is an engine's file system, and it is alive.
+    fn answers(&self, target: &Path, deadline: Instant) -> bool {
+        let Ok(table) = self.host.mount_table() else { return false };
+        let Some(mount) = table.at(target).filter(|it| it.is_ours()) else { return false };
+        let found = self.host.probe(target, deadline.min(Instant::now() + ALIVE_WITHIN));
+        matches!(found, Probe::Alive { device } if device == mount.device)
+    }
+
+    fn ensure_credentials(&self, place: &str, keys: &Keys) -> Result<(), FilesError> {
+        let directory = Beneath::open(&self.places)?.make_directory(place, PLACE_MODE, Some(0))?;
+        credentials::ensure(&directory, keys, 0)
+    }
+
+    /// What systemd is told to run; its last word is the target.
+    fn command(&self, publish: &Publish, place: &str, limits: Limits) -> Result<UnitCommand, PublishError> {
+        let agent = user_agent(
+            env!("CARGO_PKG_VERSION"),
+            publish.identity.source().as_str(),
+            self.kubernetes_version.as_deref(),
+        );
+        let applied = policy::apply(publish.arguments.clone(), &agent)
+            .map_err(|cause| PublishError::Options { bucket: publish.bucket.to_string(), cause })?;
+        for removed in &applied.removed {
+            let (option, reason) = (&removed.option, removed.reason);
+            tracing::warn!(volume = %publish.volume_id, option, reason, "mount option not passed on");
+        }
+        let (config, credentials) = credentials::paths(&self.places_view.join(place));
+        let profile = ProfilePaths { config: &config, credentials: &credentials };
+        let mut command = vec![self.engine.to_string_lossy().into_owned()];
+        command.extend(applied.arguments.render());
+        // There is no bind that could be read-only: the mount is this workload's own.
+        if publish.access == Access::ReadOnly {
+            command.push("--read-only".to_owned());
+        }
+        command.push(publish.bucket.to_string());
+        command.push(publish.target.path().to_string_lossy().into_owned());
+        let limits = Limits {
+            memory_bytes: limits.memory_bytes.or(self.limits.memory_bytes),
+            cpu_millis: limits.cpu_millis.or(self.limits.cpu_millis),
+            tasks: limits.tasks.or(self.limits.tasks),
+        };
+        let environment = engine_environment(&self.settings, profile, &applied.environment);
+        Ok(UnitCommand { command, environment, limits, started: 0 })
+    }
+
+    /// After a failed publish: only what it made itself goes away again.
+    fn undo(&self, target: &Path, place: &str, made: &Made) {
+        if made.directory {
+            log_if_failed("target directory not removed", self.host.remove_directory(target));
+        }
+        if made.credentials {
+            log_if_failed("credentials not removed", self.remove_credentials(place));
+        }
+    }
+
+    fn remove_credentials(&self, place: &str) -> Result<(), FilesError> {
+        Beneath::open(&self.places)?.remove_tree(place)
+    }
+}
+
+/// The clock that systemd's time stamps of units are of.
+fn monotonic_microseconds() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    u64::try_from(now.tv_sec * 1_000_000 + now.tv_nsec / 1000).unwrap_or_default()
+}
+
+/// The directory of a target's credentials; also the name of its lock.
+fn place_name(target: &TargetPath) -> String {
+    mountpoint_pod_name(target.workload(), target.volume())
+}
+
+/// The same for a path that was not checked: of a unit, of the mount table, of an unpublish.
+fn place_name_of_path(target: &Path) -> Option<String> {
+    Some(place_name(&target.to_str()?.parse().ok()?))
+}
+
+/// One line, bounded.
+fn words(output: &str) -> String {
+    let line = output.lines().map(str::trim).filter(|it| !it.is_empty()).collect::<Vec<_>>().join("; ");
+    if line.is_empty() { "it ended without a word".to_owned() } else { line.chars().take(LONGEST_WORDS).collect() }
+}
+
+/// For work after a failure, when the first error is the one to tell.
+fn log_if_failed<T, E: Display>(what: &str, outcome: Result<T, E>) {
+    if let Err(error) = outcome {
+        tracing::warn!(%error, "{what}; the next sweep tries again");
+    }
+}
