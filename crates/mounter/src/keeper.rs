@@ -329,3 +329,41 @@ fn cause_of_death(ended: &Ended) -> String {
     }
     shorten(&cause)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_successors_start_at_once_and_later_ones_wait() {
+        let pauses: Vec<u128> = (0..9).map(|it| pause(it).as_millis()).collect();
+        assert_eq!(pauses, [0, 0, 100, 200, 400, 800, 1600, 2000, 2000]);
+        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+    }
+
+    #[test]
+    fn a_heart_that_beats_is_never_stopped() {
+        let mut pulse = Pulse::new();
+        for beat in 1..100 {
+            assert!(!pulse.is_stopped(beat, TICK));
+        }
+        // The time we did not look does not count.
+        pulse.ticked -= TICK * 10;
+        assert!(!pulse.is_stopped(99, TICK * 2));
+        pulse.ticked -= TICK;
+        assert!(pulse.is_stopped(99, TICK * 2));
+        assert!(!pulse.is_stopped(100, TICK * 2));
+    }
+
+    #[test]
+    fn a_death_is_described_with_the_last_words() {
+        check(9, "", "ended by signal 9");
+        check(1 << 8, "one\ntwo\n", "ended with code 1: two");
+    }
+
+    #[track_caller]
+    fn check(status: i32, stderr: &str, expected: &str) {
+        let ended = Ended { status: Ok(ExitStatus::from_raw(status)), stderr: stderr.to_owned() };
+        assert_eq!(cause_of_death(&ended), expected);
+    }
+}

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::Signal;
+use s3csi_mounter::handoff::Answer;
 use s3csi_testbed::environment::product;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::wait::wait_for;
@@ -78,6 +79,28 @@ fn a_successor_that_fails_at_first_is_tried_again() {
     let (cause, _) = kept.resumed();
     assert_eq!(cause, "ended with code 3: not yet");
     kept.unmount();
+}
+
+#[test]
+fn engines_that_crash_again_and_again_are_given_up() {
+    let fixture = Fixture::new("resume-loop");
+    let world = World::new(&fixture);
+    let engine = replaceable_engine(&fixture);
+    let options = Options { mounter: &["--longest-outage", "3s"], program: Some(&engine), ..Options::default() };
+    let kept = world.mount_with(&options);
+    // Each successor serves for a moment and then crashes.
+    write_engine(&engine, "(sleep 0.7; kill -ABRT $$) >/dev/null 2>&1 &");
+    kept.kill_engine();
+    let mut resumed = 0;
+    while let Answer::Resumed { cause, .. } = kept.answer() {
+        assert!(cause.starts_with("ended by signal 6"), "{cause}");
+        resumed += 1;
+    }
+    assert!(resumed > 0, "{}", kept.mounter());
+    wait_for("the mount is dead", || {
+        fs::metadata(kept.path("x")).is_err_and(|it| it.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()))
+    });
+    kept.end();
 }
 
 #[test]

@@ -176,12 +176,17 @@ impl Kept<'_> {
 
     /// The mount was given up.
     #[track_caller]
-    pub fn expect_lost(mut self) {
-        self.is_done = true;
+    pub fn expect_lost(self) {
         match self.answer() {
-            Answer::Exited { .. } => {}
+            Answer::Exited { .. } => self.end(),
             other => panic!("{other:?}: {}", self.mounter),
         }
+    }
+
+    /// Takes away a mount that was given up.
+    #[track_caller]
+    pub fn end(mut self) {
+        self.is_done = true;
         let host = Kernel::default();
         assert!(wait_until(Instant::now() + SOON, || host.unmount(&self.directory).is_ok()));
         assert!(self.mounter.terminate().success(), "{}", self.mounter);
