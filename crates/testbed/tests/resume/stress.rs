@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{Advice, AtFlags, CWD, StatxFlags};
 use s3csi_testbed::environment;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::store::Store as _;
@@ -180,6 +181,8 @@ fn hold(root: &Path, is_over: &AtomicBool) -> Report {
     while !is_over.load(Ordering::SeqCst) {
         let start = Instant::now();
         let offset = (report.rounds * 7_654_321) % (BIG_BYTES - piece.len());
+        // The engine is to be asked, not the page cache.
+        rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         if report.check("read", file.read_exact_at(&mut piece, offset as u64)).is_some() {
             report.compare("read", &piece, &content[offset..offset + piece.len()]);
         }
@@ -270,7 +273,8 @@ fn probe(root: &Path, is_over: &AtomicBool) -> Report {
     let mut report = Report::default();
     while !is_over.load(Ordering::SeqCst) {
         let start = Instant::now();
-        report.check("stat", fs::metadata(root.join("big/1")));
+        let asked = rustix::fs::statx(CWD, root.join("big/1"), AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+        report.check("stat", asked.map_err(Into::into));
         report.count(start);
     }
     report
