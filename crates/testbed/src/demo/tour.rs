@@ -37,6 +37,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 const KILLS: usize = 10;
 /// So that each engine has served for a while before it dies.
 const ROUNDS_BETWEEN_KILLS: usize = 5;
+/// The mounter takes its time with engines that die right after their start.
+const TIME_BETWEEN_KILLS: Duration = Duration::from_millis(500);
 
 pub fn walk(fixture: &Fixture, screen: &Screen, ending: Ending) -> anyhow::Result<()> {
     let runtime = Runtime::new().context("failed to start the async runtime")?;
@@ -209,8 +211,9 @@ fn kill_ten_times(fixture: &Fixture, target: &Path) -> anyhow::Result<String> {
         });
         let killed = (0..KILLS).try_for_each(|_| {
             kill_engine(fixture)?;
-            let before = rounds.load(Ordering::SeqCst);
-            let goes_on = || rounds.load(Ordering::SeqCst) > before + ROUNDS_BETWEEN_KILLS || reader.is_finished();
+            let (before, start) = (rounds.load(Ordering::SeqCst), Instant::now());
+            let has_read = || rounds.load(Ordering::SeqCst) > before + ROUNDS_BETWEEN_KILLS;
+            let goes_on = || (has_read() && start.elapsed() > TIME_BETWEEN_KILLS) || reader.is_finished();
             ensure!(wait_until(Instant::now() + SOON, goes_on), "the reader does not go on");
             Ok(())
         });
