@@ -20,7 +20,9 @@ fn a_killed_engine_is_replaced_for_every_target() {
     let (engine, old) = (world.engine(), device(&targets[0]));
     world.kill_engine();
     for target in &targets {
-        assert_eq!(fs::read_dir(target).unwrap_err().kind(), ErrorKind::NotConnected);
+        // A look that was under way when the connection ended is aborted, later ones find it gone.
+        let error = fs::read_dir(target).unwrap_err().kind();
+        assert!(matches!(error, ErrorKind::NotConnected | ErrorKind::ConnectionAborted), "{error}");
     }
 
     world.publish(&volume(1));
