@@ -3,22 +3,37 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Instant;
 
 /// More than these are not read by anybody.
 const MOST: usize = 10;
 
-/// `name (process id)`, each process once.
-pub fn holders(path: &Path) -> Vec<String> {
-    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
-    let processes = entries.filter_map(|it| it.ok()?.file_name().into_string().ok());
-    processes
-        .filter(|it| it.bytes().all(|it| it.is_ascii_digit()) && holds(it, path))
-        .map(|it| {
-            let name = fs::read_to_string(format!("/proc/{it}/comm")).unwrap_or_default();
-            format!("{} ({it})", name.trim_end())
-        })
-        .take(MOST)
-        .collect()
+/// `name (process id)`, each process once; what was found until the deadline. The kernel lets us wait for a process that is
+/// stuck in execve, so the search has a thread of its own, which is left behind.
+pub fn holders(path: &Path, deadline: Instant) -> Vec<String> {
+    let (sender, found) = mpsc::channel();
+    let path = path.to_owned();
+    let search = move || {
+        let Ok(entries) = fs::read_dir("/proc") else { return };
+        let processes = entries.filter_map(|it| it.ok()?.file_name().into_string().ok());
+        for process in processes.filter(|it| it.bytes().all(|it| it.is_ascii_digit())) {
+            if holds(&process, &path) && sender.send(described(&process)).is_err() {
+                return;
+            }
+        }
+    };
+    if thread::Builder::new().name("holders".to_owned()).spawn(search).is_err() {
+        return Vec::new();
+    }
+    let next = || found.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok();
+    std::iter::from_fn(next).take(MOST).collect()
+}
+
+fn described(process: &str) -> String {
+    let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    format!("{} ({process})", name.trim_end())
 }
 
 fn holds(process: &str, path: &Path) -> bool {
@@ -32,14 +47,21 @@ fn holds(process: &str, path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
     fn whoever_has_a_file_open_is_found() {
         let directory = tempfile::tempdir().unwrap();
-        assert_eq!(holders(directory.path()), [""; 0]);
         let _file = fs::File::create(directory.path().join("file")).unwrap();
-        let found = holders(directory.path());
+        let found = holders(directory.path(), Instant::now() + Duration::from_mins(2));
         assert!(found[0].ends_with(&format!("({})", std::process::id())), "{found:?}");
+    }
+
+    #[test]
+    fn nobody_is_found_where_nobody_is_and_never_later_than_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(holders(directory.path(), Instant::now() + Duration::from_millis(200)), [""; 0]);
     }
 }

@@ -99,7 +99,7 @@ impl SystemdUnits {
             match self.umount(target, Way::Plain, deadline) {
                 Err(UnitError::Umount { words }) if words.contains("busy") => {
                     if attempt == BUSY_ATTEMPTS || deadline <= Instant::now() {
-                        let found = holders(target).join(", ");
+                        let found = holders(target, Instant::now() + ANSWERS_WITHIN).join(", ");
                         let holders = if found.is_empty() { "somebody in another container".to_owned() } else { found };
                         return Err(UnitError::InUse { holders });
                     }
