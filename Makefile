@@ -77,6 +77,13 @@ test-sanity: $(BUILT) $(if $(IN_SUITE),,tools) ## csi-sanity against the node pl
 test-systemd: $(BUILT) ## Strategy systemd, each test beside a real systemd of its own; needs root
 	$(CARGO_TEST) $(call tests,$(SYSTEMD_TESTS))
 
+# The test program, its logs and the checkout are visible in the other root at the same paths.
+test-systemd-257: $(BUILT) ## The same beside the systemd of Debian 13, in a root of its packages; needs root
+	@scripts/systemd-root.sh
+	@mkdir -p $(S3CSI_LOG_DIR)
+	SYSTEMD_ROOT=$(CACHE)/systemd-257 SYSTEMD_SHARE="$(CARGO_TARGET_DIR) $(S3CSI_LOG_DIR)" \
+	  $(CARGO_TEST) $(call tests,$(SYSTEMD_TESTS))
+
 test-logs: ## No secret value is in any log of the last `make test`
 	@scripts/logs.sh
 
@@ -110,13 +117,13 @@ clean: ## Remove what was compiled and logged (the tools stay; clean-tools remov
 	cargo clean
 	rm -rf -- $(CACHE)/logs
 
-clean-tools: ## Remove the Go programs and the benchmark's peers
-	rm -rf -- $(CACHE)/tools $(CACHE)/peers
+clean-tools: ## Remove the Go programs, the benchmark's peers and the other systemd
+	rm -rf -- $(CACHE)/tools $(CACHE)/peers $(CACHE)/systemd-257
 
 help: ## This list
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@ / { printf "\n%s\n", substr($$0, 5) } \
-	  /^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	  /^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 
-.PHONY: $(shell awk -F : '/^[a-z-]+:.*\#\# / { print $$1 }' $(firstword $(MAKEFILE_LIST)))
+.PHONY: $(shell awk -F : '/^[a-z0-9-]+:.*\#\# / { print $$1 }' $(firstword $(MAKEFILE_LIST)))
