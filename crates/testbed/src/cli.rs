@@ -40,6 +40,8 @@ struct Demo {
 enum Bench {
     /// Latency of publishing and memory of the node's processes, against the engine's own start.
     Publish(BenchArgs),
+    /// Latency of publishing where systemd runs the engines; to be run by scripts/with-systemd.sh.
+    Systemd(BenchArgs),
     /// Throughput, small files and listings, beside s3fs and rclone.
     Data(BenchArgs),
 }
@@ -49,7 +51,7 @@ struct BenchArgs {
     /// Small sizes: for trying the harness; the figures mean nothing.
     #[arg(long)]
     quick: bool,
-    /// How often everything is measured (publish: 200, data: 3; fewer with --quick).
+    /// How often everything is measured (publish, systemd: 200, data: 3; fewer with --quick).
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: Option<u16>,
     /// The document whose section is replaced.
@@ -79,6 +81,7 @@ impl Cli {
         match self.command {
             Command::Demo(Demo { keep }) => demo::run(if keep { Ending::Keep } else { Ending::CleanUp }),
             Command::Bench(Bench::Publish(it)) => bench::publish(&it.options()),
+            Command::Bench(Bench::Systemd(it)) => bench::systemd(&it.options()),
             Command::Bench(Bench::Data(it)) => bench::data(&it.options()),
             Command::S3(it) => it.run(),
         }

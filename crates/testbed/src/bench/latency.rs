@@ -15,11 +15,15 @@ use super::scratch::BUCKET;
 use crate::fixture::Fixture;
 use crate::plugin::{MOUNTER_USER, Plugin};
 use crate::process::command;
+use crate::processes::running;
 use crate::store::Store;
 use crate::wait::{SOON, wait_until};
 
 /// What has not answered by then is broken, not slow.
 pub const LIMIT: Duration = SOON;
+
+/// What every publish of these benchmarks asks for.
+const FLAGS: [&str; 3] = ["--allow-delete", "--allow-overwrite", "--force-path-style"];
 
 /// The engine with the flags, the environment and the user that a publish gives it.
 pub struct BareEngine<'a> {
@@ -61,10 +65,33 @@ impl<'a> BareEngine<'a> {
         Ok(took)
     }
 
+    /// As an administrator starts it: as root, mounting by itself and going on in the background. Until the mount answers;
+    /// it is gone again afterwards.
+    pub fn start_in_background(&self, host: &Kernel, name: &str, at: &Path) -> anyhow::Result<Duration> {
+        let mut command = self.engine();
+        command.args(FLAGS).arg(BUCKET).arg(at);
+        let start = Instant::now();
+        let process = self.fixture.start(name, &mut command)?;
+        let status = process.wait_precisely(LIMIT).context("the engine does not come up")?;
+        ensure!(status.success(), "the engine ended with {status}: {process}");
+        let answer = host.probe(at, start + LIMIT);
+        let took = start.elapsed();
+        ensure_alive(&answer).with_context(|| format!("the engine said: {process}"))?;
+        remove(host, at)?;
+        let is_gone = wait_until(Instant::now() + LIMIT, || running("mount-s3", self.fixture.directory()).is_empty());
+        ensure!(is_gone, "the engine does not end with its mount");
+        Ok(took)
+    }
+
     fn command(&self) -> Command {
+        let mut command = self.engine();
+        command.args([BUCKET, "/dev/fd/0"]).args(FLAGS).args(["--allow-root", "--foreground"]);
+        command.uid(MOUNTER_USER).gid(MOUNTER_USER);
+        command
+    }
+
+    fn engine(&self) -> Command {
         let mut command = command(&self.program);
-        command.arg(BUCKET).args(["/dev/fd/0", "--allow-delete", "--allow-overwrite", "--allow-root"]);
-        command.args(["--force-path-style", "--foreground"]).uid(MOUNTER_USER).gid(MOUNTER_USER);
         command.env_clear().envs(self.environment.iter().filter_map(|it| it.split_once('=')));
         command
     }

@@ -42,6 +42,11 @@ pub fn tool_version(name: &str) -> anyhow::Result<String> {
     Ok(directory.to_string_lossy().replace('-', " "))
 }
 
+/// `systemd 252 (252.38-1~deb12u1)`
+pub fn systemd_version() -> String {
+    first_line(Path::new("systemctl"), "--version")
+}
+
 pub fn s3fs_version() -> anyhow::Result<String> {
     let line = first_line(&environment::peer("s3fs")?, "--version");
     // `Amazon Simple Storage Service File System V1.90 (commit:…) with …`

@@ -13,6 +13,7 @@ mod publish;
 mod report;
 mod scratch;
 mod statistics;
+mod systemd;
 mod verdicts;
 mod workload;
 
@@ -44,6 +45,11 @@ pub struct Options {
 /// Latency of publishing, and memory of the plugin with many volumes.
 pub fn publish(options: &Options) -> anyhow::Result<()> {
     run("publish", options, publish::measure)
+}
+
+/// Latency of publishing where systemd runs the engines.
+pub fn systemd(options: &Options) -> anyhow::Result<()> {
+    run("systemd", options, systemd::measure)
 }
 
 /// Throughput, small files and listings beside s3fs and rclone.

@@ -280,22 +280,22 @@ impl Latencies {
     }
 }
 
-fn volume(pv: &str, pod: usize) -> Volume {
+pub fn volume(pv: &str, pod: usize) -> Volume {
     Volume::new(BUCKET, &format!("bench-{pv}"), &format!("{pod:08x}-0000-4000-8000-000000000000"))
 }
 
-fn ratio(samples: &Samples, base: &Samples) -> Option<f64> {
+pub fn ratio(samples: &Samples, base: &Samples) -> Option<f64> {
     Some(samples.median()? / base.median()?)
 }
 
-fn is_mount_point(host: &Kernel, path: &Path) -> anyhow::Result<bool> {
+pub fn is_mount_point(host: &Kernel, path: &Path) -> anyhow::Result<bool> {
     Ok(host.mount_table()?.at(path).is_some())
 }
 
-fn milliseconds(duration: Duration) -> f64 {
+pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-fn refused(status: &tonic::Status) -> anyhow::Error {
+pub fn refused(status: &tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{:?}: {}", status.code(), status.message())
 }

@@ -1,0 +1,160 @@
+//! The systemd benchmark: what kubelet waits for when systemd runs the engines, against the engine's own start in the background.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use s3csi_driver::host::{Host as _, Kernel};
+use tokio::runtime::Runtime;
+
+use super::latency::{BareEngine, LIMIT, ensure_alive};
+use super::publish::{is_mount_point, milliseconds, ratio, refused, volume};
+use super::report::{Section, Table};
+use super::scratch::Scratch;
+use super::statistics::{Samples, figure_or_dash};
+use super::verdicts::Verdicts;
+use super::{Options, Progress, Thoroughness, machine};
+use crate::environment;
+use crate::fixture::Fixture;
+use crate::kubelet::{Kubelet, Volume};
+use crate::plugin::{Plugin, Strategy};
+use crate::wait::SOON;
+
+/// What a publish may cost above the engine's own start.
+const EXTRA_MILLISECONDS: f64 = 10.0;
+
+const EXPLANATION: &str = "\
+How long kubelet waits where systemd runs the engines, in milliseconds. *Engine start* is `mount-s3` started by hand in the
+background, as root, with the flags and the environment of a publish, until it has returned and the mount answers; *publish* is
+`NodePublishVolume` for a new volume: a transient unit, its terminal, its signals and a look at the mount come on top;
+*republish* is the same call again, which kubelet makes every minute. All of them in turns, in one run.";
+
+pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> anyhow::Result<Section> {
+    ensure!(environment::is_beside_systemd(), "there is no systemd here; run it with: scripts/with-systemd.sh");
+    let rounds = options.repetitions.unwrap_or(match options.thoroughness {
+        Thoroughness::Quick => 8,
+        Thoroughness::Full => 200,
+    });
+    let programs = [
+        machine::product_version("s3csi")?,
+        machine::product_version("mount-s3")?,
+        machine::tool_version("versitygw")?,
+        machine::systemd_version(),
+    ];
+    let head = machine::describe(options, &programs);
+    progress.say("starting versitygw and node plugin");
+    let runtime = Runtime::new().context("failed to start the async runtime")?;
+    // Connections are made in the background of this runtime.
+    let _entered = runtime.enter();
+    let scratch = Scratch::prepare(fixture)?;
+    let mut plugin = Plugin::new(fixture, scratch.store())?;
+    plugin.set_strategy(Strategy::Systemd);
+    let node = plugin.start_node()?;
+    let engine = BareEngine::prepare(fixture, &plugin, scratch.store())?;
+    let bench = Bench { fixture, runtime: &runtime, kubelet: plugin.kubelet(), engine, host: Kernel::default() };
+
+    let mut latencies = Latencies::default();
+    for round in 1..=rounds {
+        // Nobody always runs in the wake of the same one.
+        if round.is_multiple_of(2) {
+            bench.publish_in_turns(round, &mut latencies)?;
+            bench.start_engine(round, &mut latencies)?;
+        } else {
+            bench.start_engine(round, &mut latencies)?;
+            bench.publish_in_turns(round, &mut latencies)?;
+        }
+        if round.is_multiple_of((rounds / 10).max(1)) {
+            progress.say(&format!("round {round} of {rounds}"));
+        }
+    }
+    node.signal(rustix::process::Signal::TERM);
+    let status = node.wait(SOON).context("the node plugin does not end")?;
+    ensure!(status.success(), "the node plugin ended with {status}");
+    let (table, verdicts) = (latencies.table(), latencies.verdicts());
+    Ok(Section {
+        text: format!("## Publish by systemd\n\n{head}\n{EXPLANATION}\n\n{table}\n{verdicts}"),
+        failures: Vec::new(),
+    })
+}
+
+struct Bench<'a> {
+    fixture: &'a Fixture,
+    runtime: &'a Runtime,
+    kubelet: Kubelet,
+    engine: BareEngine<'a>,
+    host: Kernel,
+}
+
+#[derive(Default)]
+struct Latencies {
+    engine: Samples,
+    publish: Samples,
+    republish: Samples,
+    unpublish: Samples,
+}
+
+impl Bench<'_> {
+    fn start_engine(&self, round: usize, latencies: &mut Latencies) -> anyhow::Result<()> {
+        let at = self.mount_point(round)?;
+        let took = self.engine.start_in_background(&self.host, &format!("bare-engine-{round}"), &at)?;
+        latencies.engine.add(milliseconds(took));
+        Ok(())
+    }
+
+    fn publish_in_turns(&self, round: usize, latencies: &mut Latencies) -> anyhow::Result<()> {
+        let volume = volume(&format!("round-{round}"), 0);
+        latencies.publish.add(milliseconds(self.publish(&volume)?));
+        latencies.republish.add(milliseconds(self.publish(&volume)?));
+        let start = Instant::now();
+        self.runtime.block_on(self.kubelet.unpublish(&volume)).map_err(|it| refused(&it))?;
+        latencies.unpublish.add(milliseconds(start.elapsed()));
+        let target = self.kubelet.target(&volume);
+        ensure!(!target.exists(), "{} was unpublished and is still there", target.display());
+        Ok(())
+    }
+
+    fn publish(&self, volume: &Volume) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        let target = self.runtime.block_on(self.kubelet.publish(volume)).map_err(|it| refused(&it))?;
+        let took = start.elapsed();
+        // An answer that comes before the mount works would look fast.
+        ensure_alive(&self.host.probe(&target, Instant::now() + LIMIT))?;
+        ensure!(is_mount_point(&self.host, &target)?, "{} was published and is no mount", target.display());
+        Ok(took)
+    }
+
+    /// A new one each time: nothing of an earlier mount is known to the kernel.
+    fn mount_point(&self, round: usize) -> anyhow::Result<PathBuf> {
+        let path = self.fixture.path("mounts").join(format!("engine-{round}"));
+        fs::create_dir_all(&path).with_context(|| format!("failed to make {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+impl Latencies {
+    fn table(&self) -> Table {
+        let mut table = Table::new(["ms", "n", "min", "p50", "p90", "p99", "max", "p50 ÷ engine start"]);
+        for (name, samples) in [
+            ("engine start", &self.engine),
+            ("publish", &self.publish),
+            ("republish", &self.republish),
+            ("unpublish", &self.unpublish),
+        ] {
+            let mut cells = vec![name.to_owned(), samples.count().to_string()];
+            let percentiles = [50, 90, 99].map(|it| samples.percentile(it));
+            let ends = [samples.maximum(), ratio(samples, &self.engine)];
+            cells.extend([samples.minimum()].into_iter().chain(percentiles).chain(ends).map(figure_or_dash));
+            table.add(cells);
+        }
+        table
+    }
+
+    fn verdicts(&self) -> Verdicts {
+        let extra = self.publish.median().zip(self.engine.median()).map(|(publish, engine)| publish - engine);
+        let mut verdicts = Verdicts::new(["measured"]);
+        let target = format!("publish, p50 less than {EXTRA_MILLISECONDS} ms above engine start");
+        verdicts.add(&target, [extra], |it| it < EXTRA_MILLISECONDS);
+        verdicts
+    }
+}
