@@ -98,9 +98,14 @@ impl Keys {
 
     /// The files an engine reads these keys from.
     pub fn profile_files(&self) -> ProfileFiles {
+        self.profile_files_named(PROFILE)
+    }
+
+    /// The same for an engine that was told another name of its profile, by an earlier driver.
+    pub fn profile_files_named(&self, profile: &str) -> ProfileFiles {
         let Self { access_key_id, secret_access_key, session_token } = self;
         let mut credentials = format!(
-            "[{PROFILE}]\naws_access_key_id={}\naws_secret_access_key={}\n",
+            "[{profile}]\naws_access_key_id={}\naws_secret_access_key={}\n",
             access_key_id.expose(),
             secret_access_key.expose(),
         );
@@ -109,7 +114,7 @@ impl Keys {
             credentials.push_str(token.expose());
             credentials.push('\n');
         }
-        ProfileFiles { config: format!("[profile {PROFILE}]\n"), credentials: Secret::new(credentials) }
+        ProfileFiles { config: format!("[profile {profile}]\n"), credentials: Secret::new(credentials) }
     }
 
     fn checked(access_key_id: &str, secret_access_key: &str, session_token: Option<&str>) -> Self {

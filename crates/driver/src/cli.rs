@@ -17,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::csi::server::{Endpoint, Server};
 use crate::host::Kernel;
 use crate::install;
+use crate::metrics::Metrics;
 use crate::node::locks::Locks;
 use crate::node::steps::{Step, Steps};
 use crate::node::strategies::daemon::Daemon;
@@ -134,7 +135,7 @@ struct NodeArgs {
     #[arg(long, value_enum, default_value = "on")]
     registration: Registration,
 
-    /// Where to serve /healthz; without it there is none.
+    /// Where to serve /healthz and /metrics; without it there are none.
     #[arg(long, value_name = "ADDRESS:PORT")]
     health_address: Option<SocketAddr>,
 
@@ -225,6 +226,7 @@ impl NodeArgs {
         let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
         let driver_keys = driver_keys()?;
         let steps = Steps::stop_after(stop_after);
+        let metrics = Arc::new(Metrics::new());
         let strategy = match strategy {
             Strategy::Daemon => strategies::Strategy::Daemon(Box::new(Daemon {
                 host: host.clone(),
@@ -259,7 +261,7 @@ impl NodeArgs {
                     locks: Locks::default(),
                     steps,
                     known: Known::default(),
-                    repairs: Repairs::default(),
+                    repairs: Repairs::new(metrics.clone()),
                     deaths: Deaths::default(),
                     heal: Arc::new(NoHeal),
                 });
@@ -281,6 +283,7 @@ impl NodeArgs {
                 Registration::Off => None,
             },
             health_address,
+            metrics,
         };
         let outcome = runtime.block_on(async { server.run(asked_to_stop()?).await });
         // A call that is stuck in the kernel must not keep the process from ending.

@@ -6,5 +6,6 @@ pub mod credentials;
 pub mod csi;
 pub mod host;
 pub mod install;
+pub mod metrics;
 pub mod node;
 pub mod systemd;

@@ -1,5 +1,6 @@
 //! The product on one node: a mounter and a node plugin as real processes, in a fixture's directory.
 
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 
@@ -35,6 +36,7 @@ pub struct Plugin<'a> {
     kubelet_root: PathBuf,
     served: ServedAt,
     strategy: Strategy,
+    entry: Vec<OsString>,
 }
 
 /// How the node plugin runs engines.
@@ -65,7 +67,7 @@ impl<'a> Plugin<'a> {
 
     pub fn at(fixture: &'a Fixture, served: ServedAt) -> Result<Self, PluginError> {
         let kubelet_root = fixture.create_directory("kubelet");
-        let plugin = Self { fixture, kubelet_root, served, strategy: Strategy::Daemon };
+        let plugin = Self { fixture, kubelet_root, served, strategy: Strategy::Daemon, entry: Vec::new() };
         let mounter = plugin.mounter_directory();
         let prepare = |cause| PluginError::Prepare { path: mounter.clone(), cause };
         std::fs::create_dir_all(plugin.kubelet_root.join("plugins_registry")).map_err(prepare)?;
@@ -77,6 +79,15 @@ impl<'a> Plugin<'a> {
     /// Engines are run by systemd from the next start on; no mounter is needed then.
     pub fn set_strategy(&mut self, strategy: Strategy) {
         self.strategy = strategy;
+    }
+
+    pub fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+
+    /// A program and its arguments that runs the node plugin from its next start on: the way into a container.
+    pub fn set_entry(&mut self, entry: Vec<OsString>) {
+        self.entry = entry;
     }
 
     /// The driver's own keys from its next start on.
@@ -159,7 +170,9 @@ impl<'a> Plugin<'a> {
 
     pub fn start_node_with(&self, arguments: &[&str]) -> Result<Process, PluginError> {
         let program = environment::product("s3csi").map_err(PluginError::Missing)?;
-        let mut command = command(&program);
+        let mut words = self.entry.iter().map(OsString::as_os_str).chain([program.as_os_str()]);
+        let mut command = command(words.next().map_or(program.as_path(), Path::new));
+        command.args(words);
         let strategy = match self.strategy {
             Strategy::Daemon => "daemon",
             Strategy::Systemd => {

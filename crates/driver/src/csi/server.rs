@@ -23,6 +23,7 @@ use super::proto::identity_server::IdentityServer;
 use super::proto::node_server::NodeServer;
 use super::registration::Registration;
 use super::registration_proto::registration_server::RegistrationServer;
+use crate::metrics::Metrics;
 use crate::node::Node;
 
 /// Calls in flight get this long to finish after we were asked to stop; Kubernetes kills a Pod after 30 s by default.
@@ -41,21 +42,22 @@ pub struct Server {
     pub csi_socket: PathBuf,
     pub registration: Option<Registration>,
     pub health_address: Option<SocketAddr>,
+    pub metrics: Arc<Metrics>,
 }
 
 impl Server {
     /// Serves until `shutdown` completes and the calls in flight have ended.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
-        let Self { driver_name, node_id, node, csi_socket, registration, health_address } = self;
+        let Self { driver_name, node_id, node, csi_socket, registration, health_address, metrics } = self;
         let csi = listen_at(&csi_socket)?;
         let health = match health_address {
             Some(address) => {
                 let listener = TcpListener::bind(address)
                     .await
-                    .with_context(|| format!("failed to listen on {address} for /healthz"))?;
+                    .with_context(|| format!("failed to listen on {address} for /healthz and /metrics"))?;
                 let address = listener.local_addr().unwrap_or(address);
-                tracing::info!(%address, "serving /healthz");
-                Some(tokio::spawn(health::serve(listener, csi_socket.clone())))
+                tracing::info!(%address, "serving /healthz and /metrics");
+                Some(tokio::spawn(health::serve(listener, csi_socket.clone(), metrics)))
             }
             None => None,
         };

@@ -89,7 +89,7 @@ fn of_unit(error: &UnitError) -> Code {
         // systemd ended a start that took too long; the engine may not have said a word.
         UnitError::Engine { ended, .. } if ended.result.as_deref() == Some("timeout") => Code::DeadlineExceeded,
         UnitError::Engine { words, .. } => of_engine(words),
-        UnitError::NoAnswer { .. } => Code::Unavailable,
+        UnitError::NoAnswer { .. } | UnitError::Reloaded { .. } => Code::Unavailable,
         UnitError::InUse { .. } => Code::FailedPrecondition,
         UnitError::Umount { .. } | UnitError::Host { .. } => Code::Internal,
     }

@@ -12,7 +12,7 @@ use zbus::{OwnedObjectPath, Variant};
 
 use super::error::{CallError, SystemdError, is_named};
 use super::link::{Link, MANAGER, MANAGER_PATH};
-use super::names::{unescape_argument, unit_path};
+use super::names::{command_noted_in, unescape_argument, unit_path};
 use super::service::{Kind, Limits, Outcome, Seen, Service, Started};
 use super::signals::{Change, Dispatcher, Signal};
 use super::terminal::Terminal;
@@ -124,6 +124,16 @@ impl Systemd {
     /// What a listed unit runs; nothing if it is gone meanwhile.
     pub fn command(&self, unit: &str, deadline: Instant) -> Result<Option<UnitCommand>, SystemdError> {
         self.wait("Get", deadline, self.client.command(unit))
+    }
+
+    /// Whether a service that was started surely got the arguments it was given. It may have got others if systemd was reloaded
+    /// between the question and the start.
+    pub fn has_its_arguments(&self, service: &Service, deadline: Instant) -> Result<bool, SystemdError> {
+        if !service.is_fragile() {
+            return Ok(true);
+        }
+        let commands = self.wait("Get", deadline, self.client.commands(&service.name))?;
+        Ok(commands.first().is_some_and(|(_, command, ..)| *command == service.escaped_command()))
     }
 
     /// What happens to all units from now on.
@@ -280,11 +290,16 @@ impl Client {
         Ok(self.list(unit).await?.pop())
     }
 
+    async fn commands(&self, unit: &str) -> Result<Vec<ReadCommand>, SystemdError> {
+        self.link.property(&unit_path(unit), SERVICE, "ExecStart").await
+    }
+
     async fn command(&self, unit: &str) -> Result<Option<UnitCommand>, SystemdError> {
         let path = unit_path(unit);
-        let commands: Vec<ReadCommand> = self.link.property(&path, SERVICE, "ExecStart").await?;
-        let Some((_, command, ..)) = commands.into_iter().next() else { return Ok(None) };
-        let environment: Vec<String> = self.link.property(&path, SERVICE, "Environment").await?;
+        let Some((_, command, ..)) = self.commands(unit).await?.into_iter().next() else { return Ok(None) };
+        let mut environment: Vec<String> = self.link.property(&path, SERVICE, "Environment").await?;
+        let noted = environment.iter().find_map(|it| command_noted_in(it));
+        environment.retain(|it| command_noted_in(it).is_none());
         let started: u64 = self.link.property(&path, UNIT, "InactiveExitTimestampMonotonic").await?;
         let limit = async |name| {
             let value: u64 = self.link.property(&path, SERVICE, name).await?;
@@ -296,7 +311,7 @@ impl Client {
             cpu_millis: limit("CPUQuotaPerSecUSec").await?.map(|it| it / 1000),
             tasks: limit("TasksMax").await?,
         };
-        let command = command.iter().map(|it| unescape_argument(it)).collect();
+        let command = noted.unwrap_or_else(|| command.iter().map(|it| unescape_argument(it)).collect());
         Ok(Some(UnitCommand { command, environment, limits, started }))
     }
 }

@@ -15,7 +15,7 @@ mod terminal;
 
 pub use self::client::Systemd;
 pub use self::error::SystemdError;
-pub use self::names::{random_uuid, unescape_argument};
+pub use self::names::random_uuid;
 pub use self::service::{Ended, Kind, Limits, Outcome, Service, Started};
 pub use self::signals::Change;
 

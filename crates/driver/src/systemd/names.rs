@@ -16,8 +16,7 @@ pub fn unit_path(name: &str) -> String {
         if byte.is_ascii_alphabetic() || (index > 0 && byte.is_ascii_digit()) {
             path.push(char::from(byte));
         } else {
-            path.push('_');
-            path.extend([byte >> 4, byte & 15].map(|it| char::from_digit(it.into(), 16).unwrap_or('0')));
+            push_encoded(&mut path, byte);
         }
     }
     path
@@ -25,24 +24,8 @@ pub fn unit_path(name: &str) -> String {
 
 /// The name behind an object path, if it is one of a unit.
 pub fn unit_name(path: &str) -> Option<String> {
-    let mut rest = path.strip_prefix(UNITS)?.as_bytes();
-    let mut name = Vec::new();
-    while let [first, tail @ ..] = rest {
-        rest = match (first, tail) {
-            (b'_', []) if name.is_empty() => tail,
-            (b'_', [high, low, after @ ..]) => {
-                let digit = |it: u8| char::from(it).to_digit(16).and_then(|it| u8::try_from(it).ok());
-                name.push(digit(*high)? << 4 | digit(*low)?);
-                after
-            }
-            (b'_', _) => return None,
-            _ => {
-                name.push(*first);
-                tail
-            }
-        };
-    }
-    String::from_utf8(name).ok()
+    let name = path.strip_prefix(UNITS)?;
+    if name == "_" { Some(String::new()) } else { decode(name) }
 }
 
 /// systemd expands `$VAR` and `${VAR}` in arguments; `$$` is one `$`.
@@ -53,6 +36,63 @@ pub fn escape_argument(argument: &str) -> String {
 /// The reverse, for a command that is read back.
 pub fn unescape_argument(argument: &str) -> String {
     argument.replace("$$", "$")
+}
+
+/// Whether systemd forgets the argument when it is reloaded: 252 puts a backslash before these characters then, 257 doubles
+/// dollars. It does not know any better; so the command is noted once more, see [`noted_command`].
+pub fn is_fragile(argument: &str) -> bool {
+    argument.contains(['$', ';'])
+}
+
+const COMMAND: &str = "S3CSI_COMMAND=";
+
+/// A variable for the environment of a unit that holds its command, in characters that come through everything.
+pub fn noted_command(command: &[String]) -> String {
+    let words: Vec<String> = command.iter().map(|it| encode(it)).collect();
+    format!("{COMMAND}{}", words.join(","))
+}
+
+/// The command in a variable of [`noted_command`]; nothing if it is another variable.
+pub fn command_noted_in(variable: &str) -> Option<Vec<String>> {
+    variable.strip_prefix(COMMAND)?.split(',').map(decode).collect()
+}
+
+/// Letters, digits and some more stand for themselves, others are `_` and two hex digits.
+fn encode(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'/' | b':' | b'=') {
+            encoded.push(char::from(byte));
+        } else {
+            push_encoded(&mut encoded, byte);
+        }
+    }
+    encoded
+}
+
+fn push_encoded(text: &mut String, byte: u8) {
+    text.push('_');
+    text.extend([byte >> 4, byte & 15].map(|it| char::from_digit(it.into(), 16).unwrap_or('0')));
+}
+
+fn decode(text: &str) -> Option<String> {
+    let mut rest = text.as_bytes();
+    let mut plain = Vec::with_capacity(rest.len());
+    let digit = |it: u8| char::from(it).to_digit(16).and_then(|it| u8::try_from(it).ok());
+    while let [first, tail @ ..] = rest {
+        rest = match (first, tail) {
+            (b'_', [high, low, after @ ..]) => {
+                plain.push(digit(*high)? << 4 | digit(*low)?);
+                after
+            }
+            (b'_', _) => return None,
+            _ => {
+                plain.push(*first);
+                tail
+            }
+        };
+    }
+    String::from_utf8(plain).ok()
 }
 
 /// A random UUID (version 4) as text.
@@ -97,6 +137,17 @@ mod tests {
     fn dollars_come_through_unexpanded() {
         assert_eq!(escape_argument("--prefix=$HOME/${X}$$"), "--prefix=$$HOME/$${X}$$$$");
         assert_eq!(unescape_argument(&escape_argument("a$b$$c")), "a$b$$c");
+    }
+
+    #[test]
+    fn a_command_is_noted_in_plain_characters() {
+        let command = ["/bin/mount-s3", "--prefix=a;b $c/_,é", "", "logs"].map(str::to_owned);
+        let noted = noted_command(&command);
+        assert_eq!(noted, "S3CSI_COMMAND=/bin/mount-s3,--prefix=a_3bb_20_24c/_5f_2c_c3_a9,,logs");
+        assert_eq!(command_noted_in(&noted).as_deref(), Some(command.as_slice()));
+        for other in ["AWS_REGION=a", "S3CSI_COMMAND=a_", "S3CSI_COMMAND=_zz", "S3CSI_COMMAND=_ff"] {
+            assert_eq!(command_noted_in(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use zbus::{OwnedVariant, Variant};
 
 use super::ActiveState;
-use super::names::escape_argument;
+use super::names::{escape_argument, is_fragile, noted_command};
 use super::signals::{number, text};
 
 /// A service that exists as long as it runs.
@@ -77,7 +77,7 @@ impl Service {
     pub(super) fn properties(&self, terminal: &str) -> Vec<(&'static str, Variant<'static>)> {
         let Self { name: _, description, kind, command, environment, limits, starts_within } = self;
         let description: String = description.chars().take(LONGEST_DESCRIPTION).collect();
-        let escaped: Vec<String> = command.iter().map(|it| escape_argument(it)).collect();
+        let escaped = self.escaped_command();
         let program = command.first().cloned().unwrap_or_default();
         let mut properties = vec![
             ("Description", Variant::new(description)),
@@ -92,14 +92,27 @@ impl Service {
             ("TimeoutStartUSec", Variant::new(microseconds(*starts_within))),
             ("TimeoutStopUSec", Variant::new(microseconds(STOPS_WITHIN))),
         ];
+        let mut environment = environment.clone();
+        if self.is_fragile() {
+            environment.push(noted_command(command));
+        }
         if !environment.is_empty() {
-            properties.push(("Environment", Variant::new(environment.clone())));
+            properties.push(("Environment", Variant::new(environment)));
         }
         let Limits { memory_bytes, cpu_millis, tasks } = *limits;
         properties.extend(memory_bytes.map(|it| ("MemoryMax", Variant::new(it))));
         properties.extend(cpu_millis.map(|it| ("CPUQuotaPerSecUSec", Variant::new(it.saturating_mul(1000)))));
         properties.extend(tasks.map(|it| ("TasksMax", Variant::new(it))));
         properties
+    }
+
+    /// Whether a systemd that is reloaded changes the command before it runs it.
+    pub(super) fn is_fragile(&self) -> bool {
+        self.command.iter().any(|it| is_fragile(it))
+    }
+
+    pub(super) fn escaped_command(&self) -> Vec<String> {
+        self.command.iter().map(|it| escape_argument(it)).collect()
     }
 }
 

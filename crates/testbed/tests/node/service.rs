@@ -2,12 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Output;
-use std::time::Duration;
 
 use rustix::process::Signal;
 use s3csi_driver::csi::proto::{GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest, ProbeRequest};
@@ -106,32 +103,31 @@ fn a_call_in_flight_is_finished_before_the_plugin_ends() {
     world.check_nothing_left();
 }
 
-/// Status and body of an answer to one GET.
-fn get(address: &str, path: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let status = text.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, text.split_once("\r\n\r\n").unwrap().1.to_owned())
-}
-
 #[test]
 fn health_is_that_of_the_csi_socket() {
     let fixture = Fixture::new("service-health");
     let mut world = World::prepare(&fixture);
     world.start_node_with(&["--health-address", "127.0.0.1:0"]);
-    world.node().wait_for_log("serving /healthz");
-    let log = world.node().errors();
-    let address = log.lines().find_map(|it| it.split("address=").nth(1)).unwrap().split(' ').next().unwrap().to_owned();
-
-    assert_eq!(get(&address, "/healthz"), (200, "ok\n".to_owned()));
-    assert_eq!(get(&address, "/other").0, 404);
+    let healthy = world.get("/healthz");
+    assert_eq!((healthy.status, healthy.body.as_str()), (200, "ok\n"));
+    assert_eq!(world.get("/other").status, 404);
     fs::remove_file(world.plugin.csi_socket()).unwrap();
-    let (status, body) = get(&address, "/healthz");
-    assert_eq!(status, 503);
-    assert!(body.contains("the CSI socket cannot be reached"), "{body}");
+    let ill = world.get("/healthz");
+    assert_eq!(ill.status, 503);
+    assert!(ill.body.contains("the CSI socket cannot be reached"), "{}", ill.body);
+}
+
+#[test]
+fn figures_are_served_for_prometheus() {
+    let fixture = Fixture::new("service-metrics");
+    let mut world = World::prepare(&fixture);
+    world.start_node_with(&["--health-address", "127.0.0.1:0"]);
+    let answer = world.get("/metrics");
+    assert_eq!(answer.status, 200);
+    let head = answer.head.to_lowercase();
+    assert!(head.contains("content-type: application/openmetrics-text; version=1.0.0"), "{head}");
+    assert!(answer.body.ends_with("# EOF\n"), "{}", answer.body);
+    assert_eq!(world.figure("s3csi_engine_deaths_total"), 0);
 }
 
 #[test]

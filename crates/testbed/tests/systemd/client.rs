@@ -147,6 +147,25 @@ fn arguments_and_environment_arrive_as_they_were_given() {
 }
 
 #[test]
+fn a_reload_changes_no_argument_that_is_read_back() {
+    beside_systemd(|| {
+        let bench = Bench::new();
+        let odd = ["a;b", ";", "$;$", "\\;", "a\\", "${HOME}", "'x y';", "%n;", "a,_é"];
+        let mut command = vec!["/bin/sh", "-c", "sleep 1000 >/dev/null 2>&1 & printf '[%s]' \"$@\"", "sh"];
+        command.extend(odd);
+        let stays = service("odd", Kind::Forking, &command);
+        let printed = odd.map(|it| format!("[{it}]")).concat();
+        assert_eq!(bench.start(&stays), (Outcome::Done, printed));
+        assert!(bench.systemd.has_its_arguments(&stays, soon()).unwrap());
+        for command in ["daemon-reload", "daemon-reexec", "daemon-reload"] {
+            systemctl(&[command]);
+            let read = bench.systemd.command(&stays.name, soon()).unwrap().unwrap();
+            assert_eq!((read.command, read.environment), (stays.command.clone(), vec![]), "after {command}");
+        }
+    });
+}
+
+#[test]
 fn a_unit_that_ends_is_told_at_once_and_a_reload_is_not_an_end() {
     beside_systemd(|| {
         let bench = Bench::new();
@@ -170,7 +189,7 @@ fn starts_survive_a_reexecution_and_reloads_of_systemd() {
         let starts: Vec<_> = (0..20)
             .map(|number| {
                 let bench = bench.clone();
-                // Without a semicolon: systemd 252 puts a backslash before it when it reads the unit again.
+                // Without a semicolon: who uses one must ask whether the service has its arguments.
                 let script = format!("echo {number} && sleep 0.3 && (sleep 1000 >/dev/null 2>&1 &)");
                 thread::spawn(move || bench.start(&shell(&format!("s{number}"), Kind::Forking, &script)))
             })

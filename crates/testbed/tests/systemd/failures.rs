@@ -16,7 +16,7 @@ use crate::world::{BUCKET, World, check_refused, volume};
 fn the_engine_s_own_words_and_the_command_to_see_more_are_the_answer() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-words");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let missing = Volume { bucket: "no-such-bucket".to_owned(), ..volume(1) };
         let start = Instant::now();
         let words = ["no-such-bucket", "the engine failed", "does not exist", "journalctl -u mount-s3-"];
@@ -31,7 +31,7 @@ fn the_engine_s_own_words_and_the_command_to_see_more_are_the_answer() {
 fn a_directory_that_was_there_before_stays_after_a_failure() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-directory");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let missing = Volume { bucket: "no-such-bucket".to_owned(), ..volume(1) };
         let target = world.kubelet.target(&missing);
         fs::create_dir_all(&target).unwrap();
@@ -45,7 +45,7 @@ fn a_directory_that_was_there_before_stays_after_a_failure() {
 fn something_else_mounted_at_the_target_is_a_clear_error() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-foreign");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let target = world.kubelet.target(&volume(1));
         fs::create_dir_all(&target).unwrap();
         let mount = Command::new("mount").args(["-t", "tmpfs", "foreign"]).arg(&target).status().unwrap();
@@ -62,7 +62,7 @@ fn something_else_mounted_at_the_target_is_a_clear_error() {
 fn a_target_in_use_stays_and_the_error_says_who_holds_it() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-busy");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let target = world.publish(&volume(1));
         fs::write(target.join("file"), "x").unwrap();
         let open = fs::File::open(target.join("file")).unwrap();
@@ -83,7 +83,7 @@ fn a_target_in_use_stays_and_the_error_says_who_holds_it() {
 fn wrong_limits_and_options_are_refused_before_anything_is_made() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-wrong");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let mut wrong = volume(1);
         wrong.attributes.insert("mountpointContainerResourcesLimitsMemory".to_owned(), "much".to_owned());
         check_refused(
@@ -100,7 +100,7 @@ fn wrong_limits_and_options_are_refused_before_anything_is_made() {
 fn a_dead_mount_is_removable_even_if_somebody_holds_it() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-dead");
-        let mut world = World::start(&fixture);
+        let mut world = World::start_beside_systemd(&fixture);
         world.store.put_object(BUCKET, "file", b"x").unwrap();
         let target = world.publish(&volume(1));
         let open = fs::File::open(target.join("file")).unwrap();

@@ -5,8 +5,9 @@ use std::fs;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::systemd::{beside_systemd, systemctl};
 use s3csi_testbed::wait::wait_for;
+use tonic::Code;
 
-use crate::world::{World, mount_units, volume};
+use crate::world::{World, check_refused, mount_units, volume};
 
 const PUBLISH_STEPS: [&str; 6] = ["locked", "place-made", "credentials-written", "handed-over", "served", "bound"];
 const UNPUBLISH_STEPS: [&str; 5] = ["locked", "unbound", "engine-ended", "target-removed", "credentials-removed"];
@@ -15,7 +16,7 @@ const UNPUBLISH_STEPS: [&str; 5] = ["locked", "unbound", "engine-ended", "target
 fn the_next_publish_finishes_what_a_killed_one_began() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-killed");
-        let mut world = World::prepare(&fixture);
+        let mut world = World::prepare_beside_systemd(&fixture);
         for step in PUBLISH_STEPS {
             world.start_node_with(&["--stop-after", step]);
             assert!(world.try_publish(&volume(1)).is_err(), "{step}: the call was answered");
@@ -26,7 +27,7 @@ fn the_next_publish_finishes_what_a_killed_one_began() {
             assert_eq!(mount_units().len(), 1, "{step}");
             world.unpublish(&volume(1));
             world.check_nothing_left();
-            world.stop_node();
+            assert!(world.stop_node());
         }
     });
 }
@@ -35,7 +36,7 @@ fn the_next_publish_finishes_what_a_killed_one_began() {
 fn an_unpublish_cleans_up_after_a_killed_publish_and_a_killed_unpublish() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-killed-twice");
-        let mut world = World::prepare(&fixture);
+        let mut world = World::prepare_beside_systemd(&fixture);
         for step in PUBLISH_STEPS {
             world.start_node_with(&["--stop-after", step]);
             assert!(world.try_publish(&volume(1)).is_err(), "{step}: the call was answered");
@@ -43,7 +44,7 @@ fn an_unpublish_cleans_up_after_a_killed_publish_and_a_killed_unpublish() {
             world.start_node();
             world.unpublish(&volume(1));
             world.check_nothing_left();
-            world.stop_node();
+            assert!(world.stop_node());
         }
         for step in UNPUBLISH_STEPS {
             world.start_node();
@@ -55,7 +56,7 @@ fn an_unpublish_cleans_up_after_a_killed_publish_and_a_killed_unpublish() {
             world.start_node();
             world.unpublish(&volume(1));
             world.check_nothing_left();
-            world.stop_node();
+            assert!(world.stop_node());
         }
     });
 }
@@ -65,7 +66,7 @@ fn restarts_of_the_manager_during_mounts_lose_nothing() {
     const COUNT: u32 = 12;
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-reexec");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let calls: Vec<_> = (0..COUNT)
             .map(|number| {
                 let kubelet = world.kubelet.clone();
@@ -96,6 +97,39 @@ fn restarts_of_the_manager_during_mounts_lose_nothing() {
         wait_for("all are served again", || world.engines().len() == units.len());
         for number in 0..COUNT {
             world.unpublish(&volume(number));
+        }
+        world.check_nothing_left();
+    });
+}
+
+#[test]
+fn a_reload_during_a_start_never_changes_what_is_mounted() {
+    const COUNT: u32 = 12;
+    beside_systemd(|| {
+        let fixture = Fixture::new("systemd-garbled");
+        let world = World::start_beside_systemd(&fixture);
+        let odd = |number| volume(number).with_option("prefix=a;$b/");
+        let calls: Vec<_> = (0..COUNT).map(|number| world.publish_in_background(&odd(number))).collect();
+        for _ in 0..10 {
+            systemctl(&["daemon-reload"]);
+        }
+        for call in calls {
+            let outcome = world.runtime.block_on(call).unwrap();
+            if outcome.is_err() {
+                check_refused(outcome, Code::Unavailable, &["systemd was reloaded"]);
+            }
+        }
+        // As kubelet does.
+        for number in 0..COUNT {
+            world.publish(&odd(number));
+        }
+        for engine in world.engines() {
+            let arguments = fs::read_to_string(format!("/proc/{engine}/cmdline")).unwrap();
+            assert!(arguments.contains("--prefix=a;$b/\0"), "{arguments}");
+        }
+        assert_eq!((mount_units().len(), world.engines().len()), (12, 12));
+        for number in 0..COUNT {
+            world.unpublish(&odd(number));
         }
         world.check_nothing_left();
     });

@@ -16,7 +16,7 @@ use crate::world::{BUCKET, World, mount_units, names_in, only_unit, volume};
 fn pod_start_creates_a_unit_that_serves_the_target_itself() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-start");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let target = world.publish(&volume(1));
         world.check_serves(&target);
         assert_eq!(world.mounts(), [target.as_path()], "no source and no bind: the target is the mount");
@@ -46,7 +46,7 @@ fn pod_start_creates_a_unit_that_serves_the_target_itself() {
 fn pod_restart_ends_the_old_unit_and_starts_a_new_one() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-restart");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         fs::write(world.publish(&volume(1)).join("kept"), "by the first Pod").unwrap();
         let first = only_unit();
         world.unpublish(&volume(1));
@@ -62,7 +62,7 @@ fn pod_restart_ends_the_old_unit_and_starts_a_new_one() {
 fn csi_restart_makes_no_new_unit_for_a_healthy_mount() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-csi");
-        let mut world = World::start(&fixture);
+        let mut world = World::start_beside_systemd(&fixture);
         let target = world.publish(&volume(1));
         let (unit, engines) = (only_unit(), world.engines());
         world.kill_node();
@@ -84,7 +84,7 @@ fn node_restart_everything_is_recreated() {
             let fixture = Fixture::new("systemd-power");
             std::os::unix::fs::symlink(disk, fixture.path("kubelet")).unwrap();
             fs::write(disk.join("fixture"), fixture.directory().to_str().unwrap()).unwrap();
-            let world = World::start(&fixture);
+            let world = World::start_beside_systemd(&fixture);
             world.check_serves(&world.publish(&volume(1)));
             // The power goes: nobody cleans up.
             std::mem::forget(world);
@@ -94,7 +94,7 @@ fn node_restart_everything_is_recreated() {
             fs::remove_dir_all(Path::new(&fs::read_to_string(disk.join("fixture")).unwrap())).unwrap();
             let fixture = Fixture::new("systemd-power-on");
             std::os::unix::fs::symlink(disk, fixture.path("kubelet")).unwrap();
-            let world = World::start(&fixture);
+            let world = World::start_beside_systemd(&fixture);
             assert_eq!(mount_units(), [""; 0]);
             let target = world.publish(&volume(1));
             world.check_serves(&target);
@@ -108,7 +108,7 @@ fn node_restart_everything_is_recreated() {
 fn credential_refresh_rewrites_the_keys_of_a_running_engine_without_a_restart() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-keys");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let (old, new) = (Account::named("old"), Account::named("new"));
         world.store.add_account(&old).unwrap();
         world.store.create_bucket("of-old", &old).unwrap();
@@ -135,7 +135,7 @@ fn credential_refresh_rewrites_the_keys_of_a_running_engine_without_a_restart() 
 fn no_secret_is_in_a_unit_its_file_or_its_arguments() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-secret");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         world.publish(&volume(1));
         let unit = only_unit();
         let secret = &world.store.account().secret_key;
@@ -160,7 +160,7 @@ fn no_secret_is_in_a_unit_its_file_or_its_arguments() {
 fn resource_limits_of_settings_and_of_the_volume_become_the_unit_s() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-limits");
-        let mut world = World::prepare(&fixture);
+        let mut world = World::prepare_beside_systemd(&fixture);
         world.start_node_with(&["--engine-memory-limit", "512Mi", "--engine-tasks-limit", "100"]);
         let mut limited = volume(1);
         for (name, value) in [("LimitsMemory", "1Gi"), ("LimitsCpu", "500m")] {
@@ -180,7 +180,7 @@ fn resource_limits_of_settings_and_of_the_volume_become_the_unit_s() {
 fn a_read_only_volume_cannot_be_written_to() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-ro");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let read_only = Volume { is_read_only: true, ..volume(1) };
         let target = world.publish(&read_only);
         let error = fs::write(target.join("file"), "x").unwrap_err();
@@ -195,7 +195,7 @@ fn two_hundred_volumes_at_once_are_all_served_once() {
     const COUNT: u32 = 200;
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-200");
-        let world = World::start(&fixture);
+        let world = World::start_beside_systemd(&fixture);
         let calls: Vec<_> = (0..COUNT)
             .map(|number| {
                 let kubelet = world.kubelet.clone();

@@ -2,6 +2,7 @@
 //! of us. Which unit works for which target is asked of systemd, what is mounted of the kernel.
 
 mod error;
+mod predecessor;
 mod repairs;
 mod sweep;
 mod units;
@@ -23,6 +24,7 @@ use s3csi_core::target::TargetPath;
 use s3csi_core::user_agent::user_agent;
 
 pub use self::error::UnitError;
+use self::predecessor::Origin;
 pub use self::repairs::Repairs;
 pub use self::units::Known;
 pub use self::watch::{Deaths, Heal, NoHeal};
@@ -145,8 +147,17 @@ impl SystemdUnits {
         };
 
         // On every call, mounted or not: this is how a rotated key gets to a running engine.
+        let not_written = |cause| PublishError::Credentials { bucket: bucket(), cause };
         made.credentials = !self.places.join(place).exists();
-        self.ensure_credentials(place, keys).map_err(|cause| PublishError::Credentials { bucket: bucket(), cause })?;
+        if is_mounted && made.credentials {
+            let origin = self.predecessor(&resolved, place, deadline);
+            match origin.map_err(|cause| failed(UnitError::Systemd { cause }))? {
+                Some(Origin::Files(profile)) => return self.refresh(&profile, keys).map_err(not_written),
+                Some(Origin::Fixed) => return Ok(()),
+                None => {}
+            }
+        }
+        self.ensure_credentials(place, keys).map_err(not_written)?;
         self.steps.done(Step::CredentialsWritten);
         if is_mounted {
             made.credentials = false;
@@ -178,12 +189,18 @@ impl SystemdUnits {
         self.known.insert(&service.name, UnitCommand { started: monotonic_microseconds(), ..command.clone() });
         let outcome = self.systemd.start(&service, deadline);
         self.steps.done(Step::HandedOver);
-        let unit = service.name;
+        let unit = service.name.clone();
         let failure = match outcome {
             Ok(started) => match started.outcome {
                 Outcome::Done if self.answers(target, deadline) => {
-                    self.steps.done(Step::Served);
-                    return Ok(());
+                    match self.systemd.has_its_arguments(&service, deadline) {
+                        Ok(true) => {
+                            self.steps.done(Step::Served);
+                            return Ok(());
+                        }
+                        Ok(false) => UnitError::Reloaded { unit: unit.clone() },
+                        Err(cause) => UnitError::Systemd { cause },
+                    }
                 }
                 Outcome::Done => UnitError::NoAnswer { unit: unit.clone() },
                 Outcome::Failed(ended) => {
@@ -277,10 +294,13 @@ fn place_name_of_path(target: &Path) -> Option<String> {
     Some(place_name(&target.to_str()?.parse().ok()?))
 }
 
+/// An engine that runs always says why it fails. So it did not run, or nobody heard it.
+const NO_WORD: &str = "it ended without a word; MOUNT_S3_PATH must be an engine on the host, PTMX_PATH the host's ptmx";
+
 /// One line, bounded.
 fn words(output: &str) -> String {
     let line = output.lines().map(str::trim).filter(|it| !it.is_empty()).collect::<Vec<_>>().join("; ");
-    if line.is_empty() { "it ended without a word".to_owned() } else { line.chars().take(LONGEST_WORDS).collect() }
+    if line.is_empty() { NO_WORD.to_owned() } else { line.chars().take(LONGEST_WORDS).collect() }
 }
 
 /// For work after a failure, when the first error is the one to tell.

@@ -17,6 +17,9 @@ pub enum UnitError {
     #[error("unit {unit} runs, but its mount does not answer; see: systemctl status {unit}")]
     NoAnswer { unit: String },
 
+    #[error("systemd was reloaded while unit {unit} started and may have changed its arguments; it is started again")]
+    Reloaded { unit: String },
+
     #[error("the mount is in use by {holders}; see who holds it with: fuser -vm")]
     InUse { holders: String },
 

@@ -1,8 +1,10 @@
 //! What was put right without being asked: one log line and one count each, with a reason that an Event can carry.
 
-use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
+
+use super::sweep;
+use crate::metrics::Metrics;
 
 /// An engine died and its target was mounted anew.
 pub const REMOUNTED: &str = "EngineRemounted";
@@ -11,24 +13,22 @@ pub const NOT_REMOUNTED: &str = "EngineNotRemounted";
 /// Credentials of a target that is gone.
 pub const CREDENTIALS_REMOVED: &str = "LeftoverCredentialsRemoved";
 
-#[derive(Debug, Default)]
-pub struct Repairs(Mutex<BTreeMap<&'static str, u64>>);
+pub struct Repairs(Arc<Metrics>);
 
 impl Repairs {
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        metrics.expect_repairs(&[REMOUNTED, NOT_REMOUNTED, CREDENTIALS_REMOVED]);
+        metrics.expect_repairs(&sweep::REASONS);
+        Self(metrics)
+    }
+
     pub fn done(&self, reason: &'static str, target: &Path, unit: &str) {
-        let total = self.count(reason);
+        let total = self.0.repaired(reason);
         tracing::warn!(reason, total, ?target, unit, "repaired");
     }
 
-    /// How often each reason was one.
-    pub fn counts(&self) -> BTreeMap<&'static str, u64> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn count(&self, reason: &'static str) -> u64 {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(reason).or_default();
-        *count += 1;
-        *count
+    /// An engine ended that should not have; whether its target could be repaired is counted when it is known.
+    pub fn engine_died(&self) {
+        self.0.engine_died();
     }
 }

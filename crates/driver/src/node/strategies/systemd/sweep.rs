@@ -19,14 +19,21 @@ pub enum Repair {
     CleanStaleMount { target: PathBuf },
 }
 
+/// What [`Repair::reason`] answers.
+pub const REASONS: [&str; 4] = [ORPHAN_STOPPED, DUPLICATE_STOPPED, FAILED_FORGOTTEN, STALE_REMOVED];
+const ORPHAN_STOPPED: &str = "OrphanedUnitStopped";
+const DUPLICATE_STOPPED: &str = "DuplicateUnitStopped";
+const FAILED_FORGOTTEN: &str = "FailedUnitForgotten";
+const STALE_REMOVED: &str = "StaleMountRemoved";
+
 impl Repair {
     /// For Events, logs and counters: never changes.
     pub const fn reason(&self) -> &'static str {
         match self {
-            Self::StopOrphan { .. } => "OrphanedUnitStopped",
-            Self::StopDuplicate { .. } => "DuplicateUnitStopped",
-            Self::ForgetFailed { .. } => "FailedUnitForgotten",
-            Self::CleanStaleMount { .. } => "StaleMountRemoved",
+            Self::StopOrphan { .. } => ORPHAN_STOPPED,
+            Self::StopDuplicate { .. } => DUPLICATE_STOPPED,
+            Self::ForgetFailed { .. } => FAILED_FORGOTTEN,
+            Self::CleanStaleMount { .. } => STALE_REMOVED,
         }
     }
 }
@@ -52,7 +59,7 @@ pub fn decide(units: &[Unit], mounted: &BTreeSet<PathBuf>, is_stale: impl Fn(&Pa
             repairs.extend(units.iter().map(named).map(|(unit, target)| Repair::StopOrphan { unit, target }));
             continue;
         }
-        // The newest mounted last, so its mount is the one on top: the one that workloads see.
+        // The newest mounted last, so its mount is mostly the one on top: the one that workloads see.
         units.sort_by_key(|it| std::cmp::Reverse(it.command.started));
         repairs.extend(units.iter().skip(1).map(named).map(|(unit, target)| Repair::StopDuplicate { unit, target }));
     }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::predecessor::Origin;
 use super::{STARTS_WITHIN, SystemdUnits, TIDIED_WITHIN, UnitError, place_name_of_path, units, words};
 use crate::host::{Probe, holders};
 use crate::node::error::UnpublishError;
@@ -41,6 +42,13 @@ impl SystemdUnits {
         let _held = self.locks.lock(&lock, deadline).ok_or_else(busy)?;
         self.steps.done(Step::Locked);
         let failed = |cause| UnpublishError::Unit { target: target.to_owned(), cause };
+        // Asked before the unit is gone, with which the answer goes.
+        let origin = match &place {
+            Some(place) if !self.places.join(place).exists() => {
+                self.predecessor(resolved, place, deadline).map_err(|cause| failed(UnitError::Systemd { cause }))?
+            }
+            _ => None,
+        };
 
         loop {
             let table = host.mount_table().map_err(|cause| UnpublishError::Look { cause })?;
@@ -61,6 +69,9 @@ impl SystemdUnits {
         if let Some(place) = place {
             let forget = |cause| UnpublishError::Forget { source_name: place.clone(), cause };
             self.remove_credentials(&place).map_err(forget)?;
+            if let Some(Origin::Files(profile)) = origin {
+                self.remove_profile(&profile).map_err(forget)?;
+            }
         }
         self.steps.done(Step::CredentialsRemoved);
         Ok(())
@@ -89,6 +100,19 @@ impl SystemdUnits {
                 Err(UnitError::Umount { .. }) => self.umount(target, Way::Lazy, deadline)?,
                 outcome => outcome?,
             }
+        }
+    }
+
+    /// Takes away dead mounts that cover a mount which may be alive.
+    pub(super) fn uncover(&self, target: &Path, deadline: Instant) -> Result<(), UnitError> {
+        loop {
+            let table = self.host.mount_table().map_err(|cause| UnitError::Host { cause })?;
+            let is_covering = table.all_at(target).filter(|it| it.is_ours()).count() > 1;
+            let found = self.host.probe(target, deadline.min(Instant::now() + ANSWERS_WITHIN));
+            if !is_covering || !matches!(found, Probe::Dead(_)) {
+                return Ok(());
+            }
+            self.umount(target, Way::Lazy, deadline)?;
         }
     }
 

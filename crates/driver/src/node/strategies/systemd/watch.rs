@@ -116,6 +116,7 @@ impl SystemdUnits {
         if let Probe::Alive { .. } | Probe::Unknown(_) = self.host.probe(target, Instant::now() + ANSWERS_WITHIN) {
             return;
         }
+        self.repairs.engine_died();
         if !self.deaths.is_rare(target) {
             tracing::error!(
                 ?target,
@@ -164,6 +165,7 @@ impl SystemdUnits {
         // Once more: the repairs may have left credentials without a user.
         if let Some((units, mounted)) = self.look(deadline) {
             self.sweep_credentials(&units, &mounted);
+            self.sweep_profiles(&units);
         }
     }
 
@@ -200,6 +202,8 @@ impl SystemdUnits {
                 self.systemd.kill(unit, deadline).map_err(systemd)?;
                 self.systemd.wait_for_end(unit, deadline).map_err(systemd)?;
                 self.systemd.reset_failed(unit, deadline).map_err(systemd)?;
+                // Mostly the newest mounted last; if not, the dead mount hides the one that serves.
+                self.uncover(target, deadline)?;
                 Ok(Some((target.clone(), unit.clone())))
             }
             Repair::ForgetFailed { unit } => {
@@ -255,10 +259,14 @@ impl SystemdUnits {
                 .iter()
                 .filter_map(|it| self.known.get(it))
                 .any(|it| target_of(&it).and_then(place_name_of_path).is_some_and(|it| it == place));
-            if !is_used {
-                log_if_failed("leftover credentials not removed", self.remove_credentials(&place));
+            if is_used {
+                continue;
+            }
+            let removed = self.remove_credentials(&place);
+            if removed.is_ok() {
                 self.repairs.done(CREDENTIALS_REMOVED, Path::new(&place), "");
             }
+            log_if_failed("leftover credentials not removed", removed);
         }
     }
 }
