@@ -109,12 +109,15 @@ fn orphaned_unit_is_stopped() {
         fs::write(target.join("file"), "x").unwrap();
         let open = fs::File::open(target.join("file")).unwrap();
         assert!(Command::new("umount").arg("--lazy").arg(&target).status().unwrap().success());
-        assert_eq!(mount_units().len(), 1);
+        let orphan = only_unit();
         world.start_node_with(&HEALTH);
         wait_for("the unit is stopped", || mount_units().is_empty());
         world.node().wait_for_log("OrphanedUnitStopped");
         assert_eq!(world.figure("s3csi_repairs_total{reason=\"OrphanedUnitStopped\"}"), 1);
         drop(open);
+        world.publish(&volume(1));
+        world.check_serves(&target);
+        assert_ne!(only_unit(), orphan);
         world.unpublish(&volume(1));
         world.check_nothing_left();
     });

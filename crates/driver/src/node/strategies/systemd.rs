@@ -204,7 +204,7 @@ impl SystemdUnits {
                 }
                 Outcome::Done => UnitError::NoAnswer { unit: unit.clone() },
                 Outcome::Failed(ended) => {
-                    UnitError::Engine { unit: unit.clone(), words: words(&started.output), ended }
+                    UnitError::Engine { unit: unit.clone(), words: words(&started.output, NO_WORD), ended }
                 }
             },
             Err(cause) => UnitError::Systemd { cause },
@@ -297,10 +297,10 @@ fn place_name_of_path(target: &Path) -> Option<String> {
 /// An engine that runs always says why it fails. So it did not run, or nobody heard it.
 const NO_WORD: &str = "it ended without a word; MOUNT_S3_PATH must be an engine on the host, PTMX_PATH the host's ptmx";
 
-/// One line, bounded.
-fn words(output: &str) -> String {
+/// One line, bounded; or what is known when nothing was said.
+fn words(output: &str, silence: &str) -> String {
     let line = output.lines().map(str::trim).filter(|it| !it.is_empty()).collect::<Vec<_>>().join("; ");
-    if line.is_empty() { NO_WORD.to_owned() } else { line.chars().take(LONGEST_WORDS).collect() }
+    if line.is_empty() { silence.to_owned() } else { line.chars().take(LONGEST_WORDS).collect() }
 }
 
 /// For work after a failure, when the first error is the one to tell.

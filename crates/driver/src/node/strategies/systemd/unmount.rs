@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::predecessor::Origin;
-use super::{STARTS_WITHIN, SystemdUnits, TIDIED_WITHIN, UnitError, place_name_of_path, units, words};
+use super::{SystemdUnits, TIDIED_WITHIN, UnitError, place_name_of_path, units, words};
 use crate::host::{Probe, holders};
 use crate::node::error::UnpublishError;
 use crate::node::steps::Step;
@@ -20,6 +20,9 @@ const BUSY_PAUSE: Duration = Duration::from_millis(100);
 
 /// Most engines end with their mount; who finishes an upload gets this time before it is stopped.
 const FINISHED_WITHIN: Duration = Duration::from_secs(5);
+
+/// umount looks at what it unmounts, so it waits for an engine that froze just now; this is long for one that did not.
+const UNMOUNTED_WITHIN: Duration = Duration::from_secs(10);
 
 /// An engine that is not frozen answers in milliseconds.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
@@ -57,7 +60,11 @@ impl SystemdUnits {
                 return Err(UnpublishError::ForeignMount { target: target.to_owned(), kind: mount.kind.clone() });
             }
             match host.probe(resolved, deadline.min(Instant::now() + ANSWERS_WITHIN)) {
-                Probe::Alive { .. } | Probe::Unknown(_) => self.umount_politely(resolved, deadline).map_err(failed)?,
+                Probe::Alive { .. } | Probe::Unknown(_) => match self.umount_politely(resolved, deadline) {
+                    // It froze, or died, between the look and the unmount: the next look knows.
+                    Err(UnitError::Umount { .. }) if Instant::now() < deadline && self.is_lost(resolved, deadline) => {}
+                    outcome => outcome.map_err(failed)?,
+                },
                 Probe::Dead(_) | Probe::Missing | Probe::Hung => self.clear(resolved, deadline).map_err(failed)?,
             }
         }
@@ -75,6 +82,12 @@ impl SystemdUnits {
         }
         self.steps.done(Step::CredentialsRemoved);
         Ok(())
+    }
+
+    /// Nobody gets anything from the mount any more.
+    fn is_lost(&self, target: &Path, deadline: Instant) -> bool {
+        let found = self.host.probe(target, deadline.min(Instant::now() + ANSWERS_WITHIN));
+        matches!(found, Probe::Dead(_) | Probe::Hung)
     }
 
     /// Takes away every mount of ours at a target, whoever uses it and whether or not it answers. For mounts that nobody
@@ -155,12 +168,12 @@ impl SystemdUnits {
             command,
             environment: Vec::new(),
             limits: Limits::default(),
-            starts_within: STARTS_WITHIN,
+            starts_within: UNMOUNTED_WITHIN,
         };
         let started = self.systemd.start(&service, deadline.max(Instant::now() + ANSWERS_WITHIN)).map_err(systemd)?;
         match started.outcome {
             Outcome::Failed(ended) if count()? >= before => {
-                let said = words(&started.output);
+                let said = words(&started.output, "it said nothing");
                 Err(UnitError::Umount { words: format!("{said} ({ended})") })
             }
             Outcome::Done | Outcome::Failed(_) => Ok(()),
