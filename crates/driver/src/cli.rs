@@ -274,14 +274,11 @@ impl NodeArgs {
             node_id,
             node: Arc::new(Node::new(strategy)),
             csi_socket: csi_socket.clone(),
-            registration: match registration {
-                Registration::On => Some(crate::csi::registration::Registration {
-                    socket: layout.registration_socket(),
-                    driver_name,
-                    endpoint: kubelet_endpoint.unwrap_or(csi_socket),
-                }),
-                Registration::Off => None,
-            },
+            registration: (registration == Registration::On).then(|| crate::csi::registration::Registration {
+                socket: layout.registration_socket(),
+                driver_name,
+                endpoint: kubelet_endpoint.unwrap_or(csi_socket),
+            }),
             health_address,
             metrics,
         };
