@@ -19,7 +19,7 @@ use mountpoint_s3_fs::s3::{S3Path, S3Personality};
 use mountpoint_s3_fs::{Runtime, S3Filesystem, S3FilesystemConfig, ServerSideEncryption, Superblock, SuperblockConfig};
 
 use crate::cli::{Arguments, BucketType, Environment, RenameMode, UploadChecksums};
-use crate::client::{MemoryBudget, Moves, StoreClient};
+use crate::client::{Ahead, MemoryBudget, Moves, StoreClient};
 use crate::connect::{self, ConnectError, Trial};
 use crate::front::{AfterMove, Commits, Front, Observed, Table};
 use crate::session::{self, Access, Keeper, KeeperError, MountError, MountOptions, SessionError, Succession};
@@ -123,10 +123,12 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let personality = personality(arguments, &path, &connected.client);
     let moves = moves(arguments.rename_mode, personality);
     let after_move = if matches!(moves, Moves::Copy(_)) { AfterMove::LookAgain } else { AfterMove::Nothing };
+    let ahead = Arc::new(Ahead::default());
     let client = StoreClient {
         inner: connected.client,
         moves: Arc::new(moves),
         buffers: MemoryBudget::within_target(connected.memory_target),
+        ahead: Arc::clone(&ahead),
     };
 
     let cache_directory = cache_directory(arguments, environment, turn)?;
@@ -145,7 +147,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let most_threads = usize::try_from(arguments.max_threads).unwrap_or(usize::MAX);
     let commits = if arguments.incremental_upload { Commits::AtFlush } else { Commits::AtEnd };
     let table = Arc::new(Table::new(state.clone()));
-    let front = Front::new(files, Arc::clone(&table), after_move, commits);
+    let front = Front::new(files, Arc::clone(&table), after_move, commits, ahead);
     let succession = Succession { state: &state, keeper: keeper.as_ref() };
     let (session, _stop) = session::start(front, mount_point, &options, most_threads, &succession, || table.load())
         .map_err(EngineError::Session)?;

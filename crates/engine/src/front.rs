@@ -27,6 +27,7 @@ use handles::Handles;
 use resume::{Attempt, Resuming};
 use table::{Found, TableError, Unneeded};
 
+use crate::client::Ahead;
 use crate::state::{Kind, NEW};
 
 pub use opening::Observed;
@@ -48,6 +49,7 @@ pub struct Front<C: ObjectClient + Clone + Send + Sync + 'static> {
     resuming: Resuming,
     after_move: AfterMove,
     commits: Commits,
+    ahead: Arc<Ahead>,
 }
 
 /// When something written is in the bucket.
@@ -69,8 +71,14 @@ type Outcome<T> = Result<T, Failure>;
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// The table must be loaded before the first request is served.
-    pub fn new(files: S3Filesystem<C>, table: Arc<Table>, after_move: AfterMove, commits: Commits) -> Self {
-        Self { files, table, handles: Handles::default(), resuming: Resuming::default(), after_move, commits }
+    pub fn new(
+        files: S3Filesystem<C>,
+        table: Arc<Table>,
+        after_move: AfterMove,
+        commits: Commits,
+        ahead: Arc<Ahead>,
+    ) -> Self {
+        Self { files, table, handles: Handles::default(), resuming: Resuming::default(), after_move, commits, ahead }
     }
 
     /// Gives the entry our id. From here on the kernel holds a reference to it.

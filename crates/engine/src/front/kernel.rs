@@ -172,9 +172,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         lock_owner: Option<u64>,
         reply: ReplyData,
     ) {
-        let read = self
-            .handle(handle)
-            .and_then(|it| Ok(block_on(self.files.read(it.inode, it.inner, offset, size, flags, lock_owner))?));
+        let read = Front::read(self, handle, offset, size, flags, lock_owner);
         answer!(self, "read", node, reply, read, data => reply.data(&data));
     }
 

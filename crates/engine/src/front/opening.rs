@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 
 thread_local! {
     // The front blocks on the futures of the file system, so both run on the same thread.
-    static LAST: RefCell<Opening> = const { RefCell::new(Opening { mode: ReadWriteMode::Read, etag: String::new() }) };
+    static LAST: RefCell<Opening> = const { RefCell::new(Opening { mode: ReadWriteMode::Read, key: String::new(), etag: String::new(), size: 0 }) };
     static HAS_FINISHED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -23,8 +23,11 @@ thread_local! {
 #[derive(Clone, Debug)]
 pub struct Opening {
     pub mode: ReadWriteMode,
+    /// Of the object in the bucket.
+    pub key: String,
     /// Of the object that is read; empty if there is none yet.
     pub etag: String,
+    pub size: u64,
 }
 
 /// What the last `open` on this thread decided.
@@ -54,7 +57,8 @@ impl<M: Metablock> Metablock for Observed<M> {
     ) -> Answer<NewHandle> {
         let handle = self.0.open_handle(ino, fh, write_mode, flags, write_handle_limiter).await?;
         let etag = handle.lookup.stat().etag.as_deref().unwrap_or_default().to_owned();
-        LAST.set(Opening { mode: handle.mode, etag });
+        let key = handle.lookup.s3_location().map(|it| it.full_key().to_string()).unwrap_or_default();
+        LAST.set(Opening { mode: handle.mode, key, etag, size: handle.lookup.stat().size as u64 });
         Ok(handle)
     }
 
