@@ -118,6 +118,10 @@ pub struct Arguments {
     #[arg(long, help_heading = MOUNT)]
     pub auto_unmount: bool,
 
+    /// Serve in a child process and replace it when it dies: applications see a pause, and open files live on
+    #[arg(long, help_heading = MOUNT)]
+    pub keep_alive: bool,
+
     /// Let root use the mount, too
     #[arg(long, conflicts_with = "allow_other", help_heading = MOUNT)]
     pub allow_root: bool,
@@ -340,6 +344,12 @@ impl Arguments {
         if self.auto_unmount && value::descriptor(&self.mount_point).is_some() {
             return Err(format!(
                 "--auto-unmount cannot be used with {}: whoever mounted the descriptor unmounts it",
+                self.mount_point.display()
+            ));
+        }
+        if self.keep_alive && value::descriptor(&self.mount_point).is_some() {
+            return Err(format!(
+                "--keep-alive cannot be used with {}: whoever mounted the descriptor keeps it",
                 self.mount_point.display()
             ));
         }

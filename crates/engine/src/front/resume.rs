@@ -14,7 +14,8 @@ use mountpoint_s3_fs::fs::{Entry, Error, ToErrno};
 use mountpoint_s3_fs::metablock::ReadWriteMode;
 
 use super::close_rule::CloseRule;
-use super::handles::Handle;
+use super::handles::{Handle, noted_rule};
+use super::kept::replaced;
 use super::table::{Binding, TableError};
 use super::{Failure, Front, Outcome, kind_of, opening};
 use crate::state::{Kind, POISONED};
@@ -44,6 +45,18 @@ pub struct Resuming {
     has_lost_names: AtomicBool,
     /// Held while all of them are made again, so that nobody lists a directory before.
     remaking: Mutex<()>,
+    /// Handles that nobody uses any more, and that the engine before this one could not drop.
+    unreleased: Mutex<Vec<u64>>,
+}
+
+impl Resuming {
+    pub fn release_later(&self, handle: u64) {
+        self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+    }
+
+    pub fn take_unreleased(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.unreleased.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 impl Default for Resuming {
@@ -52,6 +65,7 @@ impl Default for Resuming {
             reopening: std::array::from_fn(|_| Mutex::new(())),
             has_lost_names: AtomicBool::new(true),
             remaking: Mutex::default(),
+            unreleased: Mutex::default(),
         }
     }
 }
@@ -158,9 +172,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let node = slot.owner.load(Ordering::Relaxed);
         let flags = slot.open_flags.load(Ordering::Relaxed).cast_signed();
         let kind = slot.kind();
-        let is_beyond_help = slot.has(POISONED) || slot.count.load(Ordering::Acquire) > 0;
-        if kind == Kind::WriteHandle && is_beyond_help {
-            return Err(written_before());
+        if kind == Kind::WriteHandle {
+            let is_beyond_help =
+                slot.has(POISONED) || (slot.count.load(Ordering::Acquire) > 0 && !self.table.is_kept(slot));
+            if is_beyond_help {
+                return Err(written_before());
+            }
+            let inode = self.inode(node)?;
+            let inner = self.write_kept(number, slot, inode)?;
+            return Ok(self.handles.insert(number, Handle::reopened(inode, inner, Some(noted_rule(slot)))));
         }
         let inode = self.inode(node)?;
         if kind == Kind::DirectoryHandle {
@@ -168,21 +188,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             let inner = block_on(self.files.opendir(inode, flags))?.fh;
             return Ok(self.handles.insert(number, Handle::reopened(inode, inner, None)));
         }
-        let opener = u32::try_from(slot.stamp.load(Ordering::Relaxed)).unwrap_or_default();
-        let rule = CloseRule::recorded(opener, slot.size.load(Ordering::Relaxed));
-        let inner = block_on(self.files.open(inode, flags.into(), rule.opener()))?.fh;
+        let inner = block_on(self.files.open(inode, flags.into(), CloseRule::opener()))?.fh;
         let opening = opening::last();
-        let is_same = match opening.mode {
-            ReadWriteMode::Read => kind == Kind::ReadHandle && opening.etag.as_bytes() == self.table.etag(slot),
-            ReadWriteMode::Write => kind == Kind::WriteHandle,
-        };
+        let is_same = matches!(opening.mode, ReadWriteMode::Read) && opening.etag.as_bytes() == self.table.etag(slot);
         if !is_same {
             let _ = block_on(self.files.release(inode, inner, flags, None, false));
-            let reason = "the file was replaced while no engine served it".into();
-            return Err(Failure { errno: libc::ESTALE, reason });
+            return Err(replaced());
         }
-        let rule = (kind == Kind::WriteHandle).then_some(rule);
-        Ok(self.handles.insert(number, Handle::reopened(inode, inner, rule)))
+        Ok(self.handles.insert(number, Handle::reopened(inode, inner, None)))
     }
 }
 
