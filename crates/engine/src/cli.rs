@@ -118,7 +118,8 @@ pub struct Arguments {
     #[arg(long, help_heading = MOUNT)]
     pub auto_unmount: bool,
 
-    /// Serve in a child process and replace it when it dies: applications see a pause, and open files live on
+    /// Serve in a child process and replace it when it dies: applications see a pause, and open files live on. Without effect on
+    /// /dev/fd/N, which whoever mounted it keeps alive
     #[arg(long, help_heading = MOUNT)]
     pub keep_alive: bool,
 
@@ -344,12 +345,6 @@ impl Arguments {
         if self.auto_unmount && value::descriptor(&self.mount_point).is_some() {
             return Err(format!(
                 "--auto-unmount cannot be used with {}: whoever mounted the descriptor unmounts it",
-                self.mount_point.display()
-            ));
-        }
-        if self.keep_alive && value::descriptor(&self.mount_point).is_some() {
-            return Err(format!(
-                "--keep-alive cannot be used with {}: whoever mounted the descriptor keeps it",
                 self.mount_point.display()
             ));
         }

@@ -1,14 +1,18 @@
 //! What S3-compatible stores need and AWS's client does not do: moves that cannot lose data, empty files with every
 //! checksum setting, small files as one request. A wrapper around any client; the file system does not notice it.
 
+mod ahead;
 mod budget;
 mod moved;
 mod moves;
 mod upload;
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
+use futures::future::{self, Either};
 use mountpoint_s3_client::error::{
     CopyObjectError, DeleteObjectError, GetObjectAttributesError, GetObjectError, HeadObjectError, ListObjectsError,
     ObjectClientError, PutObjectError, RenameObjectError,
@@ -21,6 +25,7 @@ use mountpoint_s3_client::types::{
 use mountpoint_s3_client::{ObjectClient, PutObjectRequest};
 use mountpoint_s3_crt::s3::client::BufferPoolUsageStats;
 
+pub use ahead::{Ahead, Fetch, is_content_of};
 pub use budget::MemoryBudget;
 pub use moves::Moves;
 pub use upload::Upload;
@@ -32,6 +37,8 @@ pub struct StoreClient<C> {
     pub moves: Arc<Moves>,
     /// Memory for small files until they are complete.
     pub buffers: Arc<MemoryBudget>,
+    /// Small files that are fetched while they are looked up.
+    pub ahead: Arc<Ahead>,
 }
 
 type Answer<T, E, C> = ObjectClientResult<T, E, <C as ObjectClient>::ClientError>;
@@ -103,7 +110,22 @@ where
         key: &str,
         params: &HeadObjectParams,
     ) -> Answer<HeadObjectResult, HeadObjectError, C> {
-        self.inner.head_object(bucket, key, params).await
+        let head = self.inner.head_object(bucket, key, params);
+        if !self.ahead.expects_read(key) {
+            return head.await;
+        }
+        let fetch = ahead::fetch(self.inner.clone(), bucket, key, &self.buffers);
+        let (found, fetch) = match future::select(head, fetch).await {
+            Either::Left((found, fetch)) => (found, fetch),
+            Either::Right((content, head)) => (head.await, future::ready(content).boxed()),
+        };
+        match &found {
+            Ok(object) if ahead::is_small(object.size) => {
+                self.ahead.keep(Instant::now(), key, object.etag.as_str(), object.size, fetch);
+            }
+            Ok(_) | Err(_) => self.ahead.note_waste(Instant::now(), key),
+        }
+        found
     }
 
     async fn put_object(

@@ -20,7 +20,7 @@ use mountpoint_s3_fs::s3::{S3Path, S3Personality};
 use mountpoint_s3_fs::{Runtime, S3Filesystem, S3FilesystemConfig, ServerSideEncryption, Superblock, SuperblockConfig};
 
 use crate::cli::{Arguments, BucketType, Environment, RenameMode, UploadChecksums};
-use crate::client::{MemoryBudget, Moves, StoreClient};
+use crate::client::{Ahead, MemoryBudget, Moves, StoreClient};
 use crate::connect::{self, ConnectError, Trial};
 use crate::front::{AfterMove, Commits, Front, Habits, Observed, Requests};
 use crate::session::{
@@ -126,10 +126,12 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let personality = personality(arguments, &path, &connected.client);
     let moves = moves(arguments.rename_mode, personality);
     let after_move = if matches!(moves, Moves::Copy(_)) { AfterMove::LookAgain } else { AfterMove::Nothing };
+    let ahead = Arc::new(Ahead::default());
     let client = StoreClient {
         inner: connected.client,
         moves: Arc::new(moves),
         buffers: MemoryBudget::within_target(connected.memory_target),
+        ahead: Arc::clone(&ahead),
     };
 
     let cache_directory = cache_directory(arguments, environment, turn)?;
@@ -156,7 +158,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         return session.join().map_err(|cause| EngineError::Ended { cause });
     }
     let trap = environment.trials.trap.clone().filter(|_| turn == Turn::First);
-    let front = Arc::new(Front::new(files, &state, Habits { after_move, commits, trap }));
+    let front = Arc::new(Front::new(files, &state, Habits { after_move, commits, trap }, ahead));
     let resending = if environment.trials.is_resending_off { Resending::Never } else { Resending::IfPossible };
     let succession = Succession { state: &state, keeper: keeper.as_ref(), heir: &*front, resending };
     let requests = Requests(Arc::clone(&front));

@@ -15,6 +15,7 @@ mod table;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use fuser::{FileAttr, FileType};
@@ -27,6 +28,7 @@ use handles::Handles;
 use resume::{Attempt, Resuming};
 use table::{Found, Table, TableError, Unneeded};
 
+use crate::client::Ahead;
 use crate::session::Heir;
 use crate::state::{Kind, Loss, NEW, Noted, State};
 
@@ -49,6 +51,7 @@ pub struct Front<C: ObjectClient + Clone + Send + Sync + 'static> {
     handles: Handles,
     resuming: Resuming,
     habits: Habits,
+    ahead: Arc<Ahead>,
 }
 
 /// How this mount differs from others.
@@ -79,7 +82,7 @@ type Outcome<T> = Result<T, Failure>;
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// The table must be loaded before the first request is served.
-    pub fn new(files: S3Filesystem<C>, state: &State, habits: Habits) -> Self {
+    pub fn new(files: S3Filesystem<C>, state: &State, habits: Habits, ahead: Arc<Ahead>) -> Self {
         Self {
             files,
             table: Table::new(state.clone()),
@@ -87,6 +90,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             handles: Handles::default(),
             resuming: Resuming::default(),
             habits,
+            ahead,
         }
     }
 

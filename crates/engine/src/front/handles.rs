@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Instant;
 
+use bytes::Bytes;
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::metablock::ReadWriteMode;
@@ -12,6 +14,7 @@ use super::close_rule::{CloseRule, Owners};
 use super::resume::{Attempt, not_open};
 use super::table::NewHandle;
 use super::{Commits, Failure, Front, Outcome, opening};
+use crate::client::{Fetch, is_content_of};
 use crate::state::{DIRTY, Kind, NEW, POISONED, Slot};
 
 /// Tells the kernel to bypass the page cache for this handle (`FOPEN_DIRECT_IO` of the FUSE protocol).
@@ -29,6 +32,18 @@ pub struct Handle {
     pub is_complete: AtomicBool,
     /// An engine before this one had it open, and nobody used it since.
     is_reopened: AtomicBool,
+    /// A small file that was fetched while it was looked up.
+    content: Mutex<Content>,
+}
+
+enum Content {
+    /// It must be read from the server.
+    OnServer,
+    OnItsWay {
+        fetch: Fetch,
+        etag: String,
+    },
+    Here(Bytes),
 }
 
 impl Handle {
@@ -40,6 +55,7 @@ impl Handle {
             turn: Arc::default(),
             is_complete: AtomicBool::new(false),
             is_reopened: AtomicBool::new(false),
+            content: Mutex::new(Content::OnServer),
         }
     }
 
@@ -50,6 +66,24 @@ impl Handle {
 
     pub fn reopened(inode: u64, inner: u64, close_rule: Option<CloseRule>) -> Self {
         Self { is_reopened: AtomicBool::new(true), ..Self::new(inode, inner, close_rule) }
+    }
+
+    fn with_fetch(self, fetch: Option<Fetch>, etag: String) -> Self {
+        let content = fetch.map_or(Content::OnServer, |fetch| Content::OnItsWay { fetch, etag });
+        Self { content: Mutex::new(content), ..self }
+    }
+
+    /// The whole file, if it was fetched while it was looked up and is what was looked up.
+    pub fn content(&self) -> Option<Bytes> {
+        let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Content::OnItsWay { fetch, etag } = &mut *content {
+            let fetched = block_on(fetch).filter(|it| is_content_of(it, etag));
+            *content = fetched.map_or(Content::OnServer, Content::Here);
+        }
+        match &*content {
+            Content::Here(bytes) => Some(bytes.clone()),
+            Content::OnServer | Content::OnItsWay { .. } => None,
+        }
     }
 
     /// Whether this is the first use after it was opened again.
@@ -114,12 +148,33 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             // Nobody can use or close the inner handle then, so it is closed here.
             let _ = block_on(self.files.release(inode, inner.fh, flags, None, false));
         })?;
-        self.handles.insert(number, Handle::new(inode, inner.fh, close_rule));
+        let fetch = match opening.mode {
+            ReadWriteMode::Read => self.ahead.opened(Instant::now(), &opening.key, &opening.etag, opening.size),
+            ReadWriteMode::Write => None,
+        };
+        self.handles.insert(number, Handle::new(inode, inner.fh, close_rule).with_fetch(fetch, opening.etag));
         Ok(Opened { number, flags: inner.flags | direct_io })
     }
 
-    pub(super) fn write(&self, request: &Write<'_>) -> Outcome<u32> {
-        let &Write { attempt, number, offset, data, write_flags, flags, lock_owner } = request;
+    pub(super) fn read(
+        &self,
+        number: u64,
+        offset: i64,
+        size: u32,
+        flags: i32,
+        lock_owner: Option<u64>,
+    ) -> Outcome<Bytes> {
+        let handle = self.handle(number)?;
+        if let Some(content) = handle.content() {
+            let start = usize::try_from(offset).unwrap_or(usize::MAX).min(content.len());
+            let end = start.saturating_add(size as usize).min(content.len());
+            return Ok(content.slice(start..end));
+        }
+        Ok(block_on(self.files.read(handle.inode, handle.inner, offset, size, flags, lock_owner))?)
+    }
+
+    pub(super) fn write(&self, request: &WriteRequest<'_>) -> Outcome<u32> {
+        let &WriteRequest { attempt, number, offset, data, write_flags, flags, lock_owner } = request;
         let slot = self.table.handle(number).map_err(|_| not_open())?;
         if slot.has(POISONED) {
             return Err(poisoned());
@@ -271,7 +326,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
 }
 
 /// A request to write, as the kernel makes it.
-pub struct Write<'a> {
+pub struct WriteRequest<'a> {
     pub attempt: Attempt,
     pub number: u64,
     pub offset: i64,

@@ -25,14 +25,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// Whether exactly this was taken already.
     pub(super) fn has_kept(&self, number: u64, slot: &Slot, offset: i64, data: &[u8]) -> bool {
         let Ok(offset) = u64::try_from(offset) else { return false };
-        let is_known = self.table.is_kept(slot) && offset + data.len() as u64 <= slot.count.load(Ordering::Acquire);
+        let is_known = slot.has(KEPT) && offset + data.len() as u64 <= slot.count.load(Ordering::Acquire);
         let mut kept = vec![0; if is_known { data.len() } else { 0 }];
         is_known && self.table.read_kept(number, offset, &mut kept).is_ok() && kept == data
     }
 
     /// If the upload was completed, begins another one with what was written before. Otherwise there is nothing to do.
     pub(super) fn write_once_more(&self, number: u64, slot: &Slot, handle: &Handle) -> Outcome<Option<Arc<Handle>>> {
-        if !handle.is_complete.load(Ordering::Acquire) || !self.table.is_kept(slot) {
+        if !handle.is_complete.load(Ordering::Acquire) || !slot.has(KEPT) {
             return Ok(None);
         }
         let flags = slot.open_flags.load(Ordering::Relaxed).cast_signed();

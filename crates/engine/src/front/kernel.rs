@@ -14,7 +14,7 @@ use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use time::OffsetDateTime;
 
-use super::handles::Write;
+use super::handles::WriteRequest;
 use super::listing::Detail;
 use super::{Attempt, Failure, Front, Outcome};
 use crate::state::{Loss, Working};
@@ -204,9 +204,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         reply: ReplyData,
     ) {
         let _working = self.begin(request, Loss::Fail, handle);
-        let read = self
-            .handle(handle)
-            .and_then(|it| Ok(block_on(self.files.read(it.inode, it.inner, offset, size, flags, lock_owner))?));
+        let read = Front::read(self, handle, offset, size, flags, lock_owner);
         answer!(self, "read", node, reply, read, data => reply.data(&data));
     }
 
@@ -224,7 +222,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
     ) {
         let _working = self.begin(request, Loss::Write, handle);
         let attempt = Attempt::of(request.unique());
-        let write = Write { attempt, number: handle, offset, data, write_flags, flags, lock_owner };
+        let write = WriteRequest { attempt, number: handle, offset, data, write_flags, flags, lock_owner };
         let written = Front::write(self, &write);
         answer!(self, "write", node, reply, written, count => reply.written(count));
     }

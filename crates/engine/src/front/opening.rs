@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 
 thread_local! {
     // The front blocks on the futures of the file system, so both run on the same thread.
-    static LAST: RefCell<Opening> = const { RefCell::new(Opening { mode: ReadWriteMode::Read, etag: String::new() }) };
+    static LAST: RefCell<Opening> = const { RefCell::new(Opening { mode: ReadWriteMode::Read, key: String::new(), etag: String::new(), size: 0 }) };
     static HAS_FINISHED: Cell<bool> = const { Cell::new(false) };
     static OVERWRITING: Cell<Overwriting> = const { Cell::new(Overwriting::AsConfigured) };
 }
@@ -40,8 +40,11 @@ pub fn with<T>(permission: Overwriting, open: impl FnOnce() -> T) -> T {
 #[derive(Clone, Debug)]
 pub struct Opening {
     pub mode: ReadWriteMode,
+    /// Of the object in the bucket.
+    pub key: String,
     /// Of the object that is read; empty if there is none yet.
     pub etag: String,
+    pub size: u64,
 }
 
 /// What the last `open` on this thread decided.
@@ -73,7 +76,8 @@ impl<M: Metablock> Metablock for Observed<M> {
         let write_mode = WriteMode { allow_overwrite: write_mode.allow_overwrite || is_permitted, ..*write_mode };
         let handle = self.0.open_handle(ino, fh, &write_mode, flags, write_handle_limiter).await?;
         let etag = handle.lookup.stat().etag.as_deref().unwrap_or_default().to_owned();
-        LAST.set(Opening { mode: handle.mode, etag });
+        let key = handle.lookup.s3_location().map(|it| it.full_key().to_string()).unwrap_or_default();
+        LAST.set(Opening { mode: handle.mode, key, etag, size: handle.lookup.stat().size as u64 });
         Ok(handle)
     }
 

@@ -18,7 +18,7 @@ use super::handles::{Handle, noted_rule};
 use super::kept::replaced;
 use super::table::{Binding, TableError};
 use super::{Failure, Front, Outcome, kind_of, opening};
-use crate::state::{Kind, POISONED};
+use crate::state::{KEPT, Kind, POISONED};
 
 /// Requests that the kernel sends for a second time, because their first reader died, have this bit in their number.
 const SENT_AGAIN: u64 = 1 << 63;
@@ -173,8 +173,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let flags = slot.open_flags.load(Ordering::Relaxed).cast_signed();
         let kind = slot.kind();
         if kind == Kind::WriteHandle {
-            let is_beyond_help =
-                slot.has(POISONED) || (slot.count.load(Ordering::Acquire) > 0 && !self.table.is_kept(slot));
+            let is_beyond_help = slot.has(POISONED) || (slot.count.load(Ordering::Acquire) > 0 && !slot.has(KEPT));
             if is_beyond_help {
                 return Err(written_before());
             }

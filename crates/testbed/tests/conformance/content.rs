@@ -6,10 +6,12 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::process::Command;
 
 use rustix::io::Errno;
+use s3csi_testbed::s3::{Config, Operation};
+use s3csi_testbed::wait::wait_for;
 use sha2::{Digest as _, Sha256};
 
 use crate::on_both_servers;
-use crate::world::{BUCKET, World, check_refused, listing, noise};
+use crate::world::{BUCKET, World, check_refused, in_process_with, listing, noise};
 
 on_both_servers!(
     a_written_file_is_stored_and_read_back,
@@ -21,6 +23,8 @@ on_both_servers!(
     a_file_is_stored_once_fsync_returned,
     a_large_file_survives_the_round_trip,
     reads_at_random_places_get_the_right_bytes,
+    small_files_read_one_after_the_other_are_right,
+    a_small_file_that_others_replaced_is_read_as_it_is_now,
     objects_made_by_others_are_seen,
     what_shells_and_their_commands_write_is_whole,
     a_child_that_starts_meanwhile_does_not_end_an_upload,
@@ -136,6 +140,62 @@ fn reads_at_random_places_get_the_right_bytes(world: &World) {
     assert_eq!(file.read_at(&mut beyond, content.len() as u64 - 3).unwrap(), 3, "the end of the file");
     assert_eq!(file.read_at(&mut beyond, content.len() as u64 + 3).unwrap(), 0, "beyond the end");
     drop(file);
+    mount.unmount();
+}
+
+/// From the third file on, content comes together with the attributes.
+fn small_files_read_one_after_the_other_are_right(world: &World) {
+    let sizes = [1, 2, 100, 4096, 0, 4097, 131_071, 131_072, 131_073, 3, 300_000, 5];
+    let files: Vec<(String, Vec<u8>)> = (0..36_usize)
+        .map(|number| (format!("many/{number:02}"), noise(number as u64, sizes[number % sizes.len()])))
+        .collect();
+    for (key, content) in &files {
+        world.put(key, content);
+    }
+    let mount = world.mount();
+    for (key, content) in &files {
+        assert!(fs::read(mount.path(key)).unwrap() == *content, "{key} was read wrong");
+        check_refused(fs::read(mount.path(&format!("{key}-missing"))), &[Errno::NOENT]);
+    }
+    let file = File::open(mount.path("many/03")).unwrap();
+    let mut middle = [0; 50];
+    file.read_exact_at(&mut middle, 4000).unwrap();
+    assert_eq!(middle, files[3].1[4000..4050]);
+    drop(file);
+    mount.unmount();
+}
+
+#[test]
+fn the_content_of_a_small_file_is_asked_for_together_with_its_attributes() {
+    let world = in_process_with("ahead", Config::default());
+    let names: Vec<String> = (0..8).map(|it| format!("many/{it}")).collect();
+    for name in &names {
+        world.put(name, name.as_bytes());
+    }
+    let mount = world.mount();
+    for name in &names {
+        world.store.forget_requests();
+        assert_eq!(fs::read(mount.path(name)).unwrap(), name.as_bytes());
+        assert_eq!(world.store.count(Operation::GetObject), 1, "each file is fetched once");
+    }
+    // The engine expects that files of this directory are read, and cannot know that this one is not.
+    world.store.forget_requests();
+    world.put("many/8", b"new");
+    assert_eq!(fs::metadata(mount.path("many/8")).unwrap().len(), 3);
+    wait_for("the content is asked for", || world.store.count(Operation::GetObject) == 1);
+    mount.unmount();
+}
+
+fn a_small_file_that_others_replaced_is_read_as_it_is_now(world: &World) {
+    // What was just looked at may be older than its content; here every look asks the server.
+    let mount = world.engine().writable().argument("--metadata-ttl=minimal").mount();
+    for round in 0..20 {
+        for name in ["a", "b"] {
+            let content = format!("{name} in round {round}");
+            world.put(name, content.as_bytes());
+            assert_eq!(fs::read_to_string(mount.path(name)).unwrap(), content);
+        }
+    }
     mount.unmount();
 }
 

@@ -93,7 +93,7 @@ fn a_mount_that_cannot_be_served_is_one_line_of_explanation_and_leaves_nothing()
     let fixture = Fixture::new("alone-refused");
     let store = store();
     let engine = Engine::new(&fixture, &store, "nobody-s-bucket").argument("--keep-alive");
-    let refusal = engine.refusal(Duration::from_secs(60));
+    let refusal = engine.refusal(Duration::from_mins(1));
     assert_eq!(refusal.status.code(), Some(1));
     assert_eq!(refusal.errors.lines().count(), 1, "{}", refusal.errors);
     assert!(refusal.errors.contains("nobody-s-bucket"), "{}", refusal.errors);

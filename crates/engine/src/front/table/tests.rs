@@ -261,7 +261,7 @@ fn a_file_that_is_too_long_to_be_kept_is_at_risk_until_it_is_stored() {
     write(&table, handle, b"x");
     assert_eq!(table.state.unstored().load(Acquire), 1);
     let slot = table.handle(handle).unwrap();
-    assert!(!table.is_kept(slot));
+    assert!(!slot.has(KEPT));
     table.end_writing(slot);
     assert_eq!(table.state.unstored().load(Acquire), 0);
     write(&table, handle, b"y");

@@ -30,11 +30,6 @@ impl Table {
         slot.count.fetch_add(data.len() as u64, Release);
     }
 
-    /// Whether everything that was written is kept.
-    pub fn is_kept(&self, slot: &Slot) -> bool {
-        slot.has(KEPT)
-    }
-
     /// Reads kept bytes, from `offset` on.
     pub fn read_kept(&self, handle: u64, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.state.spool().read(number(handle), offset, bytes)
