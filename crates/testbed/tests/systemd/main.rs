@@ -2,6 +2,7 @@
 
 mod client;
 mod failures;
+mod kept;
 mod managers;
 mod patterns;
 mod recovery;
