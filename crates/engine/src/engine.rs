@@ -164,9 +164,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let requests = Requests(Arc::clone(&front));
     let (session, _stop) =
         session::start(requests, mount_point, &options, most_threads, &succession).map_err(EngineError::Session)?;
-    if turn == Turn::Successor {
-        front.restore();
-    }
+    front.restore();
     match report(arguments, environment) {
         // The mount works. Whoever wanted to know is gone, but those who use the mount are not.
         Err(EngineError::Report { cause }) if keeper.is_some() => {

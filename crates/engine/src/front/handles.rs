@@ -268,6 +268,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let kind = slot.kind();
         let is_unfinished = kind == Kind::WriteHandle && self.inheritance(number, slot) == Inheritance::None;
         let reopened = if is_unfinished { self.handle(number).map(drop) } else { Ok(()) };
+        // Whoever restores what engines before this one left must not take it for unfinished now.
+        let _last = self.resuming.is_restoring.load(Ordering::Acquire).then(|| self.resuming.lock(number));
         let Some(handle) = self.handles.remove(number) else {
             self.give_back(self.table.drop_handle(number));
             return reopened;

@@ -79,7 +79,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     /// Begins the uploads of all files that engines before this one were writing, so that their sizes are right again. What
-    /// fails here is tried again when the file is used.
+    /// fails here is tried again when the file is used. Called once, while requests are served already.
     pub fn restore(&self) {
         for number in self.resuming.take_unreleased() {
             let flags = self.table.handle(number).map_or(0, |it| it.open_flags.load(Ordering::Relaxed).cast_signed());
@@ -92,6 +92,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
                 tracing::debug!(%failure, "a file that was being written cannot be written on yet");
             }
         }
+        self.resuming.is_restoring.store(false, Ordering::Release);
     }
 }
 

@@ -6,7 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
@@ -45,11 +45,19 @@ pub struct Resuming {
     has_lost_names: AtomicBool,
     /// Held while all of them are made again, so that nobody lists a directory before.
     remaking: Mutex<()>,
+    /// [`Front::restore`] has not ended yet.
+    pub is_restoring: AtomicBool,
     /// Handles that nobody uses any more, and that the engine before this one could not drop.
     unreleased: Mutex<Vec<u64>>,
 }
 
 impl Resuming {
+    /// While it is held, nobody opens this handle again.
+    pub fn lock(&self, number: u64) -> MutexGuard<'_, ()> {
+        let lock = usize::try_from(number % LOCKS as u64).unwrap_or_default();
+        self.reopening[lock].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub fn release_later(&self, handle: u64) {
         self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
     }
@@ -65,6 +73,7 @@ impl Default for Resuming {
             reopening: std::array::from_fn(|_| Mutex::new(())),
             has_lost_names: AtomicBool::new(true),
             remaking: Mutex::default(),
+            is_restoring: AtomicBool::new(true),
             unreleased: Mutex::default(),
         }
     }
@@ -159,8 +168,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if let Some(handle) = self.handles.get(number) {
             return Ok(handle);
         }
-        let lock = usize::try_from(number % LOCKS as u64).unwrap_or_default();
-        let _one_at_a_time = self.resuming.reopening[lock].lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.resuming.lock(number);
         match self.handles.get(number) {
             Some(handle) => Ok(handle),
             None => self.reopen(number),

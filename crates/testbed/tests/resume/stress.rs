@@ -15,7 +15,7 @@ use s3csi_testbed::environment;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::store::Store as _;
 
-use crate::world::{BUCKET, Kept, World, noise};
+use crate::world::{BUCKET, Kept, Options, World, noise};
 
 /// In each CI run; `make soak` asks for a hundred.
 const USUAL_KILLS: usize = 8;
@@ -60,8 +60,17 @@ type Work = fn(&Path, &AtomicBool) -> Report;
 
 #[test]
 fn nothing_but_big_files_being_written_notices_that_engines_die() {
+    check("resume-stress", &[]);
+}
+
+#[test]
+fn nothing_but_big_files_being_written_notices_that_a_standby_takes_over() {
+    check("resume-stress-standby", &["--standby", "on"]);
+}
+
+fn check(name: &str, mounter: &[&str]) {
     let kills = environment::soak_kills().unwrap_or(USUAL_KILLS);
-    let fixture = Fixture::new("resume-stress");
+    let fixture = Fixture::new(name);
     let world = World::new(&fixture);
     for number in 0..SMALL_FILES {
         world.put(&format!("small/d{}/{number}", number % 7), &small(number));
@@ -70,7 +79,7 @@ fn nothing_but_big_files_being_written_notices_that_engines_die() {
         world.put(&format!("big/{number}"), &big(number));
     }
     world.put("meta/stays", b"x");
-    let kept = world.mount();
+    let kept = world.mount_with(&Options { mounter, ..Options::default() });
 
     let works: [(&str, Work); 8] = [
         ("small files", read_small),
@@ -230,7 +239,8 @@ fn write(root: &Path, is_over: &AtomicBool) -> Report {
 }
 
 fn write_one(path: &Path, seed: u64) -> Result<(), String> {
-    let source = PathBuf::from(format!("/tmp/s3csi-stress-{}-{seed}", std::process::id()));
+    let writer = (std::process::id(), std::thread::current().id());
+    let source = PathBuf::from(format!("/tmp/s3csi-stress-{writer:?}-{seed}"));
     fs::create_dir_all(path.parent().unwrap()).map_err(|error| error.to_string())?;
     fs::write(&source, written(seed)).unwrap();
     let output = Command::new("sh")
