@@ -101,11 +101,12 @@ soak: $(BUILT) ## The stress of the engine's successors with a hundred kills; ne
 	S3CSI_SOAK_KILLS=100 $(ISOLATED) $(CARGO_TEST) --test resume stress -- --nocapture
 
 ##@ Measure and ship
-bench: setup tools build ## Publish latency, also by systemd, and data path beside s3fs and rclone, to docs/benchmarks.md (ARGS=--quick tries it out)
+bench: setup tools build ## Publish latency, data path beside s3fs and rclone, cost of systemd, pauses of dying engines, to docs/benchmarks.md (ARGS=--quick tries it out)
 	@scripts/peers.sh
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench publish --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench data --output $(BENCHMARKS) $(ARGS)
 	@scripts/with-systemd.sh $(BINARIES)/s3csi-testbed bench systemd --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench resume --output $(BENCHMARKS) $(ARGS)
 
 image: ## The container image
 	@echo 'make image: the image comes with the Helm chart; nothing to build yet' >&2; exit 1

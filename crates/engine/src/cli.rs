@@ -118,6 +118,11 @@ pub struct Arguments {
     #[arg(long, help_heading = MOUNT)]
     pub auto_unmount: bool,
 
+    /// Serve in a child process and replace it when it dies: applications see a pause, and open files live on. Without effect on
+    /// /dev/fd/N, which whoever mounted it keeps alive
+    #[arg(long, help_heading = MOUNT)]
+    pub keep_alive: bool,
+
     /// Let root use the mount, too
     #[arg(long, conflicts_with = "allow_other", help_heading = MOUNT)]
     pub allow_root: bool,

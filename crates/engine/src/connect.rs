@@ -69,16 +69,18 @@ pub struct Connected {
     pub memory_target: usize,
     /// Where the bucket is.
     pub region: String,
+    /// What the network of this machine can do, if the machine says so.
+    pub network_gbps: Option<f64>,
 }
 
 /// How much of the server has to be seen before the client is believed to work.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Trial {
     /// Ask for one name in the bucket.
     Ask,
     /// The bucket was served before, in this region. Whether it can be reached now does not matter: it may be back later, and
     /// until then the applications hear of it.
-    Believe { region: String },
+    Believe { region: String, network_gbps: Option<f64> },
 }
 
 /// Makes a client that works.
@@ -98,11 +100,11 @@ pub fn connect(
     let memory = memory_limit(arguments);
     let instance = InstanceInfo::new();
     let region = match trial {
-        Trial::Believe { region } if arguments.region.is_none() => Region::new_inferred(region.clone()),
+        Trial::Believe { region, .. } if arguments.region.is_none() => Region::new_inferred(region.clone()),
         Trial::Ask | Trial::Believe { .. } => autoconfigure::get_region(&instance, arguments.region.clone()),
     };
     let region_name = region.as_str().to_owned();
-    let throughput = throughput(arguments, &instance);
+    let throughput = throughput(arguments, &instance, trial);
     let parts = |parts: &Arguments| part_config(parts).validate(memory).map_err(|cause| ConnectError::Memory { cause });
 
     let sizes = parts(arguments)?;
@@ -127,7 +129,12 @@ pub fn connect(
         .or_else(|| environment.endpoint_url.clone())
         .unwrap_or_else(|| format!("AWS in {region_name}"));
     let client = create(region, sizes)?;
-    let connected = |client, region| Connected { client, pool: pool.clone(), memory_target: memory.bytes(), region };
+    let network_gbps = match throughput {
+        TargetThroughputSetting::Instance { gbps } => Some(gbps),
+        TargetThroughputSetting::User { .. } | TargetThroughputSetting::Default => None,
+    };
+    let connected =
+        |client, region| Connected { client, pool: pool.clone(), memory_target: memory.bytes(), region, network_gbps };
     if *trial != Trial::Ask {
         return Ok(connected(client, region_name));
     }
@@ -205,11 +212,16 @@ fn part_config(arguments: &Arguments) -> PartConfig {
     PartConfig::with_read_write_sizes(bytes(arguments.read_part_size), bytes(arguments.write_part_size))
 }
 
-/// Asks the instance metadata service only if no flag says it.
-fn throughput(arguments: &Arguments, instance: &InstanceInfo) -> TargetThroughputSetting {
+/// Asks the instance metadata service only if no flag says it, and only once for a mount: where there is none, it takes a while
+/// until that is noticed.
+fn throughput(arguments: &Arguments, instance: &InstanceInfo, trial: &Trial) -> TargetThroughputSetting {
     if let Some(gbps) = arguments.maximum_throughput_gbps {
         #[expect(clippy::cast_precision_loss, reason = "no network has 2^53 gigabits per second")]
         return TargetThroughputSetting::User { gbps: gbps as f64 };
+    }
+    if let Trial::Believe { network_gbps, .. } = trial {
+        return network_gbps
+            .map_or(TargetThroughputSetting::Default, |gbps| TargetThroughputSetting::Instance { gbps });
     }
     match autoconfigure::network_throughput(instance) {
         Ok(gbps) => TargetThroughputSetting::Instance { gbps },

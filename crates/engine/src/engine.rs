@@ -12,6 +12,7 @@ use mountpoint_s3_fs::data_cache::{
     MultilevelDataCache,
 };
 use mountpoint_s3_fs::fs::{CacheConfig, TimeToLive, UploadChecksumAlgorithm};
+use mountpoint_s3_fs::fuse::S3FuseFilesystem;
 use mountpoint_s3_fs::memory::PagedPool;
 use mountpoint_s3_fs::metrics::{self, MetricsConfig, OtlpConfig};
 use mountpoint_s3_fs::prefetch::{Prefetcher, PrefetcherBuilder};
@@ -21,8 +22,10 @@ use mountpoint_s3_fs::{Runtime, S3Filesystem, S3FilesystemConfig, ServerSideEncr
 use crate::cli::{Arguments, BucketType, Environment, RenameMode, UploadChecksums};
 use crate::client::{Ahead, MemoryBudget, Moves, StoreClient};
 use crate::connect::{self, ConnectError, Trial};
-use crate::front::{AfterMove, Commits, Front, Observed, Table};
-use crate::session::{self, Access, Keeper, KeeperError, MountError, MountOptions, SessionError, Succession};
+use crate::front::{AfterMove, Commits, Front, Habits, Observed, Requests};
+use crate::session::{
+    self, Access, Keeper, KeeperError, MountError, MountOptions, Resending, SessionError, Succession,
+};
 use crate::state::{State, StateError, Turn};
 use crate::{background, logging};
 
@@ -102,23 +105,23 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let witness = logging::start(arguments, environment).map_err(EngineError::Logging)?;
     let _metrics = metrics::install(metrics_config(arguments)).map_err(|cause| EngineError::Metrics { cause })?;
     let path = arguments.s3_path().map_err(EngineError::Bucket)?;
-    let mount_point = session::mount_point(arguments).map_err(EngineError::MountPoint)?;
+    let mount_point = session::mount_point(arguments, environment).map_err(EngineError::MountPoint)?;
 
     let (keeper, state) = match environment.keeper {
-        Some(descriptors) if arguments.foreground => {
+        Some(descriptors) => {
             Keeper::connect(descriptors).map(|(keeper, state)| (Some(keeper), state)).map_err(EngineError::Keeper)?
         }
-        Some(_) | None => (None, State::private().map_err(EngineError::State)?),
+        None => (None, State::private().map_err(EngineError::State)?),
     };
     let turn = state.turn();
     let trial = match state.region() {
-        Some(region) if turn == Turn::Successor => Trial::Believe { region },
+        Some(region) if turn == Turn::Successor => Trial::Believe { region, network_gbps: state.network_gbps() },
         Some(_) | None => Trial::Ask,
     };
 
     let connected = connect::connect(arguments, environment, &path, &witness, &trial)
         .map_err(|cause| EngineError::Connect { bucket: path.bucket.to_string(), cause })?;
-    state.note_region(&connected.region);
+    state.note_network(&connected.region, connected.network_gbps);
     let runtime = Runtime::new(connected.client.event_loop_group());
     let personality = personality(arguments, &path, &connected.client);
     let moves = moves(arguments.rename_mode, personality);
@@ -146,11 +149,22 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     };
     let most_threads = usize::try_from(arguments.max_threads).unwrap_or(usize::MAX);
     let commits = if arguments.incremental_upload { Commits::AtFlush } else { Commits::AtEnd };
-    let table = Arc::new(Table::new(state.clone()));
-    let front = Front::new(files, Arc::clone(&table), after_move, commits, ahead);
-    let succession = Succession { state: &state, keeper: keeper.as_ref() };
-    let (session, _stop) = session::start(front, mount_point, &options, most_threads, &succession, || table.load())
-        .map_err(EngineError::Session)?;
+    if environment.trials.is_library_front {
+        let succession = Succession { state: &state, keeper: None, heir: &(), resending: Resending::IfPossible };
+        let files = S3FuseFilesystem::new(files, None);
+        let (session, _stop) =
+            session::start(files, mount_point, &options, most_threads, &succession).map_err(EngineError::Session)?;
+        report(arguments, environment)?;
+        return session.join().map_err(|cause| EngineError::Ended { cause });
+    }
+    let trap = environment.trials.trap.clone().filter(|_| turn == Turn::First);
+    let front = Arc::new(Front::new(files, &state, Habits { after_move, commits, trap }, ahead));
+    let resending = if environment.trials.is_resending_off { Resending::Never } else { Resending::IfPossible };
+    let succession = Succession { state: &state, keeper: keeper.as_ref(), heir: &*front, resending };
+    let requests = Requests(Arc::clone(&front));
+    let (session, _stop) =
+        session::start(requests, mount_point, &options, most_threads, &succession).map_err(EngineError::Session)?;
+    front.restore();
     match report(arguments, environment) {
         // The mount works. Whoever wanted to know is gone, but those who use the mount are not.
         Err(EngineError::Report { cause }) if keeper.is_some() => {
@@ -166,7 +180,9 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
 
 /// Supervisors wait for this line.
 fn report(arguments: &Arguments, environment: &Environment) -> Result<(), EngineError> {
-    if let Some(path) = &environment.pid_file {
+    // Whoever keeps us alive is the one to signal.
+    let is_kept_by_ourselves = environment.keeper.is_some_and(|it| it.fuse.is_some());
+    if let Some(path) = environment.pid_file.as_ref().filter(|_| !is_kept_by_ourselves) {
         std::fs::write(path, std::process::id().to_string())
             .map_err(|cause| EngineError::PidFile { path: path.clone(), cause })?;
     }

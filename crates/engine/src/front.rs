@@ -5,13 +5,14 @@
 
 mod close_rule;
 mod handles;
+mod kept;
 mod kernel;
 mod listing;
 mod opening;
 mod resume;
 mod table;
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -25,13 +26,14 @@ use mountpoint_s3_fs::fs::{Entry, Error, ToErrno};
 
 use handles::Handles;
 use resume::{Attempt, Resuming};
-use table::{Found, TableError, Unneeded};
+use table::{Found, Table, TableError, Unneeded};
 
 use crate::client::Ahead;
-use crate::state::{Kind, NEW};
+use crate::session::Heir;
+use crate::state::{Kind, Loss, NEW, Noted, State};
 
+pub use kernel::Requests;
 pub use opening::Observed;
-pub use table::Table;
 
 /// What the front does after a file was moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,12 +46,21 @@ pub enum AfterMove {
 
 pub struct Front<C: ObjectClient + Clone + Send + Sync + 'static> {
     files: S3Filesystem<C>,
-    table: Arc<Table>,
+    table: Table,
+    state: State,
     handles: Handles,
     resuming: Resuming,
-    after_move: AfterMove,
-    commits: Commits,
+    habits: Habits,
     ahead: Arc<Ahead>,
+}
+
+/// How this mount differs from others.
+#[derive(Clone, Debug)]
+pub struct Habits {
+    pub after_move: AfterMove,
+    pub commits: Commits,
+    /// Whoever looks for this name waits for ever; only tests set it.
+    pub trap: Option<OsString>,
 }
 
 /// When something written is in the bucket.
@@ -71,14 +82,16 @@ type Outcome<T> = Result<T, Failure>;
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// The table must be loaded before the first request is served.
-    pub fn new(
-        files: S3Filesystem<C>,
-        table: Arc<Table>,
-        after_move: AfterMove,
-        commits: Commits,
-        ahead: Arc<Ahead>,
-    ) -> Self {
-        Self { files, table, handles: Handles::default(), resuming: Resuming::default(), after_move, commits, ahead }
+    pub fn new(files: S3Filesystem<C>, state: &State, habits: Habits, ahead: Arc<Ahead>) -> Self {
+        Self {
+            files,
+            table: Table::new(state.clone()),
+            state: state.clone(),
+            handles: Handles::default(),
+            resuming: Resuming::default(),
+            habits,
+            ahead,
+        }
     }
 
     /// Gives the entry our id. From here on the kernel holds a reference to it.
@@ -98,6 +111,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     fn lookup(&self, parent: u64, name: &OsStr) -> Outcome<Entry> {
+        while self.habits.trap.as_deref() == Some(name) {
+            std::thread::park();
+        }
         let directory = self.inode(parent)?;
         self.remake(parent, name)?;
         self.remember(parent, name, block_on(self.files.lookup(directory, name))?, 0)
@@ -137,7 +153,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             other => other?,
         }
         self.give_back(self.table.renamed(parent, name.as_bytes(), new_parent, new_name.as_bytes())?);
-        if self.after_move == AfterMove::LookAgain
+        if self.habits.after_move == AfterMove::LookAgain
             && let Err(failure) = self.look_again(new_parent, destination, new_name)
         {
             // The move itself succeeded. At worst the file cannot be read until the cached attributes expire.
@@ -161,6 +177,22 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let current = block_on(self.files.lookup(directory, name))?.attr.ino;
         self.give_back(vec![self.table.rebind(parent, name.as_bytes(), current)]);
         Ok(())
+    }
+}
+
+impl<C: ObjectClient + Clone + Send + Sync + 'static> Heir for Front<C> {
+    fn take_over(&self) {
+        self.table.load();
+    }
+
+    fn write_off(&self, lost: &[Noted]) {
+        for Noted { handle, loss, .. } in lost {
+            match (loss, self.table.handle(*handle)) {
+                (Loss::Write, Ok(slot)) => self.poison(*handle, slot),
+                (Loss::Release, Ok(_)) => self.resuming.release_later(*handle),
+                _ => {}
+            }
+        }
     }
 }
 

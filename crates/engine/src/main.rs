@@ -1,5 +1,6 @@
 //! `mount-s3`: serves one S3 bucket as a FUSE file system. This file only connects the command line with the engine.
 
+mod alive;
 mod background;
 mod cli;
 mod client;
@@ -14,8 +15,10 @@ mod state;
 use std::error::Error;
 use std::process::exit;
 
+use alive::AliveError;
 use background::BackgroundError;
 use cli::{Arguments, Environment, Refusal};
+use s3csi_mounter::alone::AloneError;
 
 fn main() {
     // Not by returning: the S3 client library has threads that may wait for a server for minutes, and are not waited for.
@@ -45,7 +48,15 @@ fn run() -> Result<(), Ending> {
         Err(Refusal::Wrong(line)) => return Err(Ending::Explained(line)),
     };
     let environment = Environment::read().map_err(Ending::Explained)?;
-    if arguments.foreground || environment.is_background_child {
+    let serves = arguments.foreground || environment.is_background_child || environment.keeper.is_some();
+    let has_keeper = environment.keeper.is_some() || cli::descriptor_of(&arguments.mount_point).is_some();
+    if serves && arguments.keep_alive && !has_keeper {
+        return alive::run(&arguments, &environment).map_err(|error| match error {
+            AliveError::Alone(AloneError::Explained) => Ending::ExplainedByChild,
+            error => Ending::Explained(chain(&error)),
+        });
+    }
+    if serves {
         return engine::run(&arguments, &environment).map_err(|error| Ending::Explained(chain(&error)));
     }
     match background::start() {

@@ -1,11 +1,13 @@
 //! What must outlive the engine: a memory file that a keeper holds open, so that a successor finds what this engine knew.
 //!
-//! Without a keeper the same memory belongs to this process alone. The first two numbers of the file are also read by the
+//! Without a keeper the same memory belongs to this process alone. The first four numbers of the file are also read by the
 //! keeper (`s3csi-mounter`); everything else is known to engines only, and `LAYOUT` changes whenever it does.
 
 mod memory;
 mod record;
 mod slots;
+mod spool;
+mod work;
 
 use std::fs::File;
 use std::io;
@@ -16,10 +18,12 @@ use std::time::Duration;
 use memory::Memory;
 use record::Record;
 
-pub use slots::{DIRTY, INLINE_TEXT, Kind, MOST_SLOTS, NEW, ORPHANED, POISONED, Slot};
+pub use slots::{DIRTY, INLINE_TEXT, KEPT, Kind, MOST_SLOTS, NEW, ORPHANED, POISONED, Slot};
+pub use spool::Spool;
+pub use work::{Loss, Noted, Working};
 
 /// Size and meaning of everything in the file. An engine takes over from one with the same layout only.
-const LAYOUT: u64 = 0x7333_6373_6900_0001;
+const LAYOUT: u64 = 0x7333_6373_6900_0002;
 /// Longer than both messages of the first exchange are in any version of the protocol.
 const LONGEST_MESSAGE: usize = 256;
 const LONGEST_REGION: usize = 64;
@@ -31,14 +35,21 @@ const BEAT_INTERVAL: Duration = Duration::from_millis(250);
 pub struct Head {
     /// Counts up while the engine is alive. Read by the keeper.
     beat: AtomicU64,
-    /// Handles with data that is not in the bucket yet. Read by the keeper.
+    /// Handles whose data is neither in the bucket nor in the spool: it would be lost with the engine. Read by the keeper.
     unstored: AtomicU64,
+    /// Requests of the kernel that were begun. Read by the keeper.
+    begun: AtomicU64,
+    /// Requests of the kernel that were done with. Read by the keeper.
+    done: AtomicU64,
     layout: AtomicU64,
     /// Slots that were ever used.
     used: AtomicU64,
     question: Record<LONGEST_MESSAGE>,
     answer: Record<LONGEST_MESSAGE>,
     region: Record<LONGEST_REGION>,
+    /// The bits of a number; 0 if it is not known.
+    network_gbps: AtomicU64,
+    work: work::Notes,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +76,7 @@ pub enum Turn {
 #[derive(Clone)]
 pub struct State {
     memory: Arc<Memory>,
+    spool: Arc<Spool>,
 }
 
 impl State {
@@ -72,12 +84,12 @@ impl State {
     pub fn private() -> Result<Self, StateError> {
         let file = rustix::fs::memfd_create("mount-s3", rustix::fs::MemfdFlags::CLOEXEC)
             .map_err(|cause| StateError::Map { cause: cause.into() })?;
-        Self::shared(&File::from(file))
+        Self::shared(File::from(file))
     }
 
-    pub fn shared(file: &File) -> Result<Self, StateError> {
-        let memory = Memory::map(file).map_err(|cause| StateError::Map { cause })?;
-        let state = Self { memory: Arc::new(memory) };
+    pub fn shared(file: File) -> Result<Self, StateError> {
+        let memory = Memory::map(&file).map_err(|cause| StateError::Map { cause })?;
+        let state = Self { memory: Arc::new(memory), spool: Arc::new(Spool::new(file)) };
         match state.head().layout.load(Ordering::Acquire) {
             0 => state.head().layout.store(LAYOUT, Ordering::Release),
             LAYOUT => {}
@@ -110,7 +122,13 @@ impl State {
         self.head().region.get().and_then(|it| String::from_utf8(it).ok())
     }
 
-    pub fn note_region(&self, region: &str) {
+    /// What the network of this machine can do, if the first engine found out.
+    pub fn network_gbps(&self) -> Option<f64> {
+        Some(self.head().network_gbps.load(Ordering::Relaxed)).filter(|it| *it != 0).map(f64::from_bits)
+    }
+
+    pub fn note_network(&self, region: &str, gbps: Option<f64>) {
+        self.head().network_gbps.store(gbps.map_or(0, f64::to_bits), Ordering::Relaxed);
         self.head().region.set(region.as_bytes());
     }
 
@@ -139,9 +157,13 @@ impl State {
         self.head().used.store(used.into(), Ordering::Release);
     }
 
-    /// How many handles have data that is not in the bucket yet.
+    /// How many handles have data that would be lost with the engine.
     pub fn unstored(&self) -> &AtomicU64 {
         &self.head().unstored
+    }
+
+    pub fn spool(&self) -> &Spool {
+        &self.spool
     }
 
     fn head(&self) -> &Head {

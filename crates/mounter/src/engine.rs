@@ -1,5 +1,6 @@
-//! One engine as a process: started with a FUSE descriptor, watched until its end. What its words mean is not known here.
+//! One engine as a process: started with a FUSE descriptor, attended to until its end. What its words mean is not known here.
 
+use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -7,26 +8,29 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 
-use crate::launch::Launch;
+use crate::launch::{Launch, MountPoint};
 use crate::output::{Lines, Tail};
 
-/// A running engine. It must be watched, else nobody reads what it writes and nobody collects it.
+/// A running engine. It must be attended to, else nobody reads what it writes and nobody collects it.
 #[must_use]
 #[derive(Debug)]
 pub struct Engine {
     child: Child,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
+    stdout: Output,
+    stderr: Output,
+    /// What it wrote to stderr last.
+    tail: Tail,
     /// Readable when the process has ended. Kernels before 5.3 have none; then the end of its output must do.
     end: Option<Arc<OwnedFd>>,
-    leash: Leash,
+    /// Only an engine with a state has one.
+    control: Option<UnixStream>,
 }
 
 /// What an engine inherits.
@@ -38,21 +42,18 @@ pub struct Inheritance<'a> {
     pub state: Option<BorrowedFd<'a>>,
 }
 
-/// How a running engine is talked to: by single letters, and as a last resort by a signal.
-#[derive(Debug)]
-pub struct Leash {
-    /// Only an engine with a state has one.
-    control: Option<UnixStream>,
-    end: Option<Arc<OwnedFd>>,
+/// A line that an engine wrote.
+#[derive(Clone, Copy, Debug)]
+pub struct News<'a> {
+    pub stream: Stream,
+    pub line: &'a [u8],
 }
 
-/// Who is told what a running engine does.
-pub trait Watcher {
-    fn hear_line(&mut self, stream: Stream, line: &[u8]);
-    fn hear_letter(&mut self, letter: u8, leash: &Leash);
-    /// Called again and again after about this time; never without one.
-    fn interval(&self) -> Option<Duration>;
-    fn tick(&mut self, leash: &Leash);
+/// Whether an engine is still there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    Goes,
+    Over,
 }
 
 /// How an engine has ended, with its last words on stderr.
@@ -95,8 +96,11 @@ pub enum StartError {
 /// hanging after its own engine has died.
 static SPAWN: Mutex<()> = Mutex::new(());
 
-/// Tells an engine the numbers of its state and control descriptors. An engine that does not know the variable works without.
+/// Tells an engine the numbers of its state and control descriptors, and of its mount if its arguments do not. An engine that does not know the variable works without.
 const KEEPER: &str = "S3CSI_ENGINE_KEEPER";
+
+/// How often a process that shall stand still is looked at.
+const PAUSE_STEP: Duration = Duration::from_millis(1);
 
 /// What is read at once; also bounds the time one noisy stream can keep the others waiting.
 const CHUNK_BYTES: usize = 16 * 1024;
@@ -123,10 +127,8 @@ impl Engine {
 
         let mount_point = format!("/dev/fd/{}", fuse.as_raw_fd());
         let mut command = Command::new(program);
+        launch.prepare(&mut command, &mount_point, cache);
         command
-            .args(launch.arguments(&mount_point, cache))
-            .env_clear()
-            .envs(launch.environment())
             // Its errors are shown to users.
             .env("RUST_BACKTRACE", "0")
             .env_remove(KEEPER)
@@ -136,7 +138,11 @@ impl Engine {
             // An interrupt from the terminal is for us; the engine goes on until its mount is gone.
             .process_group(0);
         if let (Some(state), Some(control)) = (&state, &theirs) {
-            command.env(KEEPER, format!("{},{}", state.as_raw_fd(), control.as_raw_fd()));
+            let mut numbers = format!("{},{}", state.as_raw_fd(), control.as_raw_fd());
+            if launch.mount_point() == MountPoint::Variable {
+                let _ = write!(numbers, ",{}", fuse.as_raw_fd());
+            }
+            command.env(KEEPER, numbers);
         }
         let spawned = command.spawn();
         drop((fuse, state, theirs));
@@ -158,8 +164,9 @@ impl Engine {
         };
         // The process is not collected yet, so its number cannot belong to another one.
         let end = rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok().map(Arc::new);
-        let leash = Leash { control, end: end.clone() };
-        Ok(Self { child, stdout, stderr, end, leash })
+        let stdout = Output { pipe: Some(stdout), kind: Stream::Stdout, lines: Lines::default() };
+        let stderr = Output { pipe: Some(stderr), kind: Stream::Stderr, lines: Lines::default() };
+        Ok(Self { child, stdout, stderr, tail: Tail::default(), end, control })
     }
 
     pub fn id(&self) -> u32 {
@@ -171,33 +178,27 @@ impl Engine {
         self.end.clone()
     }
 
-    /// Watches the engine until it has ended.
-    pub fn watch(self, watcher: &mut dyn Watcher) -> Ended {
-        let Self { mut child, stdout, stderr, end, mut leash } = self;
-        let mut stdout = Output { pipe: Some(stdout), kind: Stream::Stdout, lines: Lines::default() };
-        let mut stderr = Output { pipe: Some(stderr), kind: Stream::Stderr, lines: Lines::default() };
-        let mut tail = Tail::default();
-        loop {
-            let is_ended = wait_for_news(&stdout, &stderr, &leash, watcher.interval());
-            for letter in leash.letters() {
-                watcher.hear_letter(letter, &leash);
-            }
-            let limit = if is_ended { MAX_DRAIN_BYTES } else { CHUNK_BYTES };
-            stdout.read(limit, watcher, &mut Tail::default());
-            stderr.read(limit, watcher, &mut tail);
-            let is_silent = stdout.pipe.is_none() && stderr.pipe.is_none();
-            if is_ended || (is_silent && end.is_none()) {
-                break;
-            }
-            watcher.tick(&leash);
+    /// Takes what the engine has written since the last time.
+    pub fn attend(&mut self, hear: &mut dyn FnMut(News<'_>)) -> Life {
+        // Looked at first: what it has left behind is read below then.
+        let has_ended = self.end.as_ref().is_some_and(|it| is_readable(it.as_fd()));
+        let limit = if has_ended { MAX_DRAIN_BYTES } else { CHUNK_BYTES };
+        self.stdout.read(limit, hear, &mut Tail::default());
+        self.stderr.read(limit, hear, &mut self.tail);
+        let is_silent = self.stdout.pipe.is_none() && self.stderr.pipe.is_none();
+        let is_over = has_ended || (is_silent && self.end.is_none());
+        if is_over {
+            self.stdout.finish(hear);
+            self.stderr.finish(hear);
         }
-        stdout.finish(watcher);
-        stderr.finish(watcher);
-        Ended { status: child.wait(), stderr: tail.into_text() }
+        if is_over { Life::Over } else { Life::Goes }
     }
-}
 
-impl Leash {
+    /// Waits for the end of the process, which must be near.
+    pub fn collect(mut self) -> Ended {
+        Ended { status: self.child.wait(), stderr: self.tail.into_text() }
+    }
+
     pub fn say(&self, letter: u8) {
         if let Some(control) = &self.control {
             // An engine that does not listen has died, which is noticed elsewhere.
@@ -206,14 +207,40 @@ impl Leash {
     }
 
     pub fn kill(&self) {
-        if let Some(process) = &self.end {
-            // It may have ended just now, which is as well.
-            let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
+        self.signal(Signal::KILL);
+    }
+
+    /// Makes it stand still, with all its threads. Answers whether it does before the time is over; if not, it goes on.
+    pub fn pause(&self, time: Duration) -> bool {
+        let Some(process) = &self.end else { return false };
+        let deadline = Instant::now() + time;
+        self.signal(Signal::STOP);
+        loop {
+            let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG;
+            match rustix::process::waitid(WaitId::PidFd(process.as_fd()), options) {
+                Ok(Some(status)) if status.stopped() => return true,
+                Ok(_) if Instant::now() < deadline => std::thread::sleep(PAUSE_STEP),
+                Ok(_) | Err(_) => {
+                    self.resume();
+                    return false;
+                }
+            }
         }
     }
 
-    /// What the engine has said since the last time.
-    fn letters(&mut self) -> Vec<u8> {
+    pub fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(process) = &self.end {
+            // It may have ended just now, which is as well.
+            let _ = rustix::process::pidfd_send_signal(process, signal);
+        }
+    }
+
+    /// What the engine has said to us since the last time.
+    pub fn letters(&mut self) -> Vec<u8> {
         let Some(control) = &self.control else { return Vec::new() };
         let mut letters = [0; 16];
         match rustix::net::recv(control, &mut letters[..], RecvFlags::DONTWAIT) {
@@ -225,9 +252,25 @@ impl Leash {
             }
         }
     }
+
+    fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let pipes = [&self.stdout.pipe, &self.stderr.pipe].into_iter().flatten().map(AsFd::as_fd);
+        let end = self.end.as_ref().map(|it| it.as_fd());
+        let control = self.control.as_ref().map(AsFd::as_fd);
+        pipes.chain(end).chain(control)
+    }
+}
+
+/// Waits until one of the engines wrote or said something or ended, or until the time is over.
+pub fn wait_for_news<'a>(engines: impl Iterator<Item = &'a Engine>, time: Option<Duration>) {
+    let mut watched: Vec<PollFd<'_>> = engines.flat_map(Engine::descriptors).map(readable).collect();
+    let time = time.and_then(|it| Timespec::try_from(it).ok());
+    // Whatever it says, everybody is looked at next.
+    let _ = rustix::event::poll(&mut watched, time.as_ref());
 }
 
 /// One of the engine's streams.
+#[derive(Debug)]
 struct Output {
     /// Gone once the engine has closed its end.
     pipe: Option<OwnedFd>,
@@ -237,7 +280,7 @@ struct Output {
 
 impl Output {
     /// Takes what is there, up to a limit.
-    fn read(&mut self, limit: usize, watcher: &mut dyn Watcher, tail: &mut Tail) {
+    fn read(&mut self, limit: usize, hear: &mut dyn FnMut(News<'_>), tail: &mut Tail) {
         let mut chunk = [0; CHUNK_BYTES];
         let mut taken = 0;
         while let Some(pipe) = &self.pipe
@@ -248,7 +291,7 @@ impl Output {
                 Ok(length) => {
                     taken += length;
                     tail.push(&chunk[..length]);
-                    self.lines.push(&chunk[..length], &mut |line| watcher.hear_line(self.kind, line));
+                    self.lines.push(&chunk[..length], &mut |line| hear(News { stream: self.kind, line }));
                 }
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
@@ -257,23 +300,15 @@ impl Output {
         }
     }
 
-    fn finish(&mut self, watcher: &mut dyn Watcher) {
+    fn finish(&mut self, hear: &mut dyn FnMut(News<'_>)) {
         let kind = self.kind;
-        self.lines.finish(&mut |line| watcher.hear_line(kind, line));
+        self.lines.finish(&mut |line| hear(News { stream: kind, line }));
     }
 }
 
-/// Waits until the engine wrote or said something or ended, or until the time is over; the answer says whether it ended.
-fn wait_for_news(stdout: &Output, stderr: &Output, leash: &Leash, time: Option<Duration>) -> bool {
-    let pipes = [&stdout.pipe, &stderr.pipe].into_iter().flatten().map(AsFd::as_fd);
-    let end = leash.end.as_ref().map(|it| it.as_fd());
-    let control = leash.control.as_ref().map(AsFd::as_fd);
-    let mut watched: Vec<PollFd<'_>> = end.into_iter().chain(control).chain(pipes).map(readable).collect();
-    let time = time.and_then(|it| Timespec::try_from(it).ok());
-    if rustix::event::poll(&mut watched, time.as_ref()).is_err() {
-        return false;
-    }
-    leash.end.is_some() && watched.first().is_some_and(|it| !it.revents().is_empty())
+fn is_readable(descriptor: BorrowedFd<'_>) -> bool {
+    let mut watched = [readable(descriptor)];
+    rustix::event::poll(&mut watched, Some(&Timespec::default())).is_ok() && !watched[0].revents().is_empty()
 }
 
 fn readable(descriptor: BorrowedFd<'_>) -> PollFd<'_> {

@@ -1,24 +1,29 @@
 //! Keeps a mount alive though its engine dies: holds the FUSE connection and the engine's memory, and starts a successor.
 //!
-//! It knows nothing of FUSE requests or of what is in that memory, but for its first number, which counts up while an engine
-//! lives. An engine that does not speak with us (another `mount-s3`) is run as it is and takes its mount with it.
+//! It knows nothing of FUSE requests or of what is in that memory, but for its first numbers (see `pulse`). An engine that does
+//! not speak with us (another `mount-s3`) is run as it is and takes its mount with it.
 
-use std::fmt::Write as _;
+mod death;
+mod pulse;
+mod spare;
+
+use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::MemfdFlags;
 
-use crate::engine::{Ended, Engine, Inheritance, Leash, StartError, Stream, Watcher};
+use crate::engine::{self, Ended, Engine, Inheritance, Life, News, StartError, Stream};
 use crate::handoff::Answer;
 use crate::launch::Launch;
 use crate::log::{self, Chain};
-use crate::output::shorten;
 use crate::slots::Slot;
+use crate::survival;
+use death::{KILL, MemoryKills};
+use pulse::{Connection, Limits, Pulse, Signs, TICK, Trouble};
+use spare::Spare;
 
 /// How long what is endured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +32,28 @@ pub struct Keeping {
     pub longest_outage: Duration,
     /// An engine whose heart stood still for so long is killed and replaced.
     pub frozen_after: Duration,
+    /// An engine that lives, but answered nobody for so long though somebody waits, is killed and replaced.
+    pub stuck_after: Duration,
+    /// When an engine is replaced on request: how long files that are being written may take until they are stored.
+    pub drain_time: Duration,
+    pub standby: Standby,
+    /// How likely engines are to be killed when memory runs out (`oom_score_adj`), if not as likely as we are ourselves.
+    pub engine_oom_score: Option<i32>,
+}
+
+impl Keeping {
+    fn treat(&self, engine: &Engine) {
+        if let Some(score) = self.engine_oom_score {
+            survival::expose(engine.id(), score);
+        }
+    }
+}
+
+/// Whether a second engine stands by, ready to take over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standby {
+    None,
+    Prepared,
 }
 
 /// One mount and how engines for it are run.
@@ -54,9 +81,6 @@ const PREPARED: u8 = b'S';
 const GO: u8 = b'G';
 const RUNNING: u8 = b'R';
 
-/// How often the heart is listened to. An engine's beats four times a second.
-const TICK: Duration = Duration::from_millis(500);
-
 /// An engine that dies by itself so soon after its start has the same trouble as the one before.
 const STEADY_AFTER: Duration = Duration::from_secs(10);
 
@@ -65,11 +89,14 @@ const SHORT_LIFE: Duration = Duration::from_millis(200);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+/// How often the memory of an engine is looked at, so that a death can be explained.
+const MEMORY_INTERVAL: Duration = Duration::from_secs(5);
+
 /// What outlives an engine.
 #[derive(Debug)]
 struct Kept {
     fuse: OwnedFd,
-    state: OwnedFd,
+    state: File,
 }
 
 /// A time in which nobody serves the mount.
@@ -77,6 +104,12 @@ struct Kept {
 struct Outage {
     since: Instant,
     cause: String,
+}
+
+/// The engine that serves or is about to, and perhaps one that could.
+struct Engines {
+    current: Engine,
+    spare: Option<Spare>,
 }
 
 /// What is known over all engines of a mount.
@@ -96,17 +129,15 @@ struct Keeper<'a> {
     /// When the present engine began to serve.
     running_since: Option<Instant>,
     pulse: Pulse,
+    /// Kills for want of memory, when that was looked at last.
+    memory: (MemoryKills, Instant),
     /// Why we killed the present engine.
     verdict: Option<String>,
-}
-
-/// The last heartbeat that was heard.
-#[derive(Clone, Copy, Debug)]
-struct Pulse {
-    beat: u64,
-    heard: Instant,
-    silent_ticks: u32,
-    ticked: Instant,
+    /// How many requests for another engine were heard of.
+    upgrades: u64,
+    standby_failures: u32,
+    /// No other standby is started before.
+    standby_not_before: Instant,
 }
 
 /// Runs the first engine and its successors until the mount has ended or cannot be kept.
@@ -120,11 +151,22 @@ pub fn run(
     let state = state.map_err(|cause| StartError::Inherit { cause: cause.into() })?;
     let inheritance = Inheritance { fuse: fuse.as_fd(), state: state.as_ref().map(AsFd::as_fd) };
     let first = Engine::start(post.program, post.launch, post.cache, inheritance)?;
+    if let Some(keeping) = &post.keeping {
+        keeping.treat(&first);
+    }
+    let never = Keeping {
+        longest_outage: Duration::ZERO,
+        frozen_after: Duration::MAX,
+        stuck_after: Duration::MAX,
+        drain_time: Duration::ZERO,
+        standby: Standby::None,
+        engine_oom_score: None,
+    };
     let mut keeper = Keeper {
         post,
-        keeping: post.keeping.unwrap_or(Keeping { longest_outage: Duration::ZERO, frozen_after: Duration::MAX }),
+        keeping: post.keeping.unwrap_or(never),
         // Without a state our copy of the descriptor is closed here: else the mount would hang when the engine dies.
-        kept: state.map(|state| Kept { fuse, state }),
+        kept: state.map(|state| Kept { fuse, state: state.into() }),
         tell,
         relay,
         was_ready: false,
@@ -134,48 +176,82 @@ pub fn run(
         failures: 0,
         running_since: None,
         pulse: Pulse::new(),
+        memory: (MemoryKills::default(), Instant::now()),
         verdict: None,
+        upgrades: post.slot.upgrades(),
+        standby_failures: 0,
+        standby_not_before: Instant::now(),
     };
     Ok(keeper.keep(first))
 }
 
 impl Keeper<'_> {
     fn keep(&mut self, first: Engine) -> Finished {
-        let mut engine = first;
-        loop {
-            self.post.slot.started(engine.process());
-            log::info("engine started", &[("source", &self.label()), ("pid", &engine.id())]);
-            self.running_since = None;
-            self.verdict = None;
-            let ended = engine.watch(self);
-            let noticed = Instant::now();
-            if !self.must_continue(&ended) {
-                return Finished { ended, was_ready: self.was_ready };
+        let mut engines = Engines { current: first, spare: None };
+        self.welcome(&engines.current);
+        let ended = loop {
+            let all = std::iter::once(&engines.current).chain(engines.spare.as_ref().map(Spare::engine));
+            engine::wait_for_news(all, self.interval(&engines));
+            let life = self.attend(&mut engines.current);
+            self.attend_spare(&mut engines.spare);
+            if life == Life::Goes {
+                self.tick(&mut engines);
+                continue;
             }
-            self.note_death(&ended, noticed);
-            engine = match self.start_successor() {
-                Some(engine) => engine,
-                None => return Finished { ended, was_ready: self.was_ready },
-            };
+            let noticed = Instant::now();
+            let (successor, ended) = self.bury(engines.current, engines.spare.take(), noticed);
+            match successor {
+                Some(successor) => engines = Engines { current: successor, spare: None },
+                None => break ended,
+            }
+            self.welcome(&engines.current);
+        };
+        Finished { ended, was_ready: self.was_ready }
+    }
+
+    /// Collects an engine that has ended and finds another one, if the mount needs one.
+    fn bury(&mut self, engine: Engine, spare: Option<Spare>, noticed: Instant) -> (Option<Engine>, Ended) {
+        let ended = engine.collect();
+        if !self.must_continue() {
+            spare.into_iter().for_each(Spare::dismiss);
+            return (None, ended);
         }
+        self.note_death(&ended, noticed);
+        let successor = match spare {
+            Some(spare) => Some(spare.promote()),
+            None => self.start_successor(),
+        };
+        (successor, ended)
     }
 
-    /// Whether the mount needs another engine.
-    fn must_continue(&self, ended: &Ended) -> bool {
-        let has_left_in_peace = ended.status.as_ref().is_ok_and(ExitStatus::success);
-        self.has_served && !has_left_in_peace && !self.post.slot.is_unwanted() && self.is_connected()
+    /// From now on this engine is the present one.
+    fn welcome(&mut self, engine: &Engine) {
+        self.post.slot.started(engine.process());
+        log::info("engine started", &[("source", &self.label()), ("pid", &engine.id())]);
+        self.running_since = None;
+        self.verdict = None;
     }
 
-    /// The kernel reports an error on the descriptor once the mount is gone.
+    /// Hears what the present engine has to say.
+    fn attend(&mut self, engine: &mut Engine) -> Life {
+        for letter in engine.letters() {
+            self.hear_letter(letter, engine);
+        }
+        engine.attend(&mut |News { stream, line }| self.hear_line(stream, line))
+    }
+
+    /// Whether the mount needs another engine. How the last one ended does not matter: it may have been asked to by somebody
+    /// who does not know of us.
+    fn must_continue(&self) -> bool {
+        self.has_served && !self.post.slot.is_unwanted() && self.is_connected()
+    }
+
     fn is_connected(&self) -> bool {
-        let Some(kept) = &self.kept else { return false };
-        let mut watched = [PollFd::new(&kept.fuse, PollFlags::IN)];
-        let looked = rustix::event::poll(&mut watched, Some(&Timespec::default()));
-        looked.is_ok() && !watched[0].revents().contains(PollFlags::ERR)
+        self.kept.as_ref().is_some_and(|it| Connection::look(&it.fuse).is_alive)
     }
 
     fn note_death(&mut self, ended: &Ended, noticed: Instant) {
-        let cause = self.verdict.take().unwrap_or_else(|| cause_of_death(ended));
+        let cause = self.verdict.take().unwrap_or_else(|| death::cause(ended, self.memory.0.are_more_now()));
         let is_own_fault = ended.status.as_ref().is_ok_and(|it| it.signal() != Some(KILL));
         let lived = self.running_since.map_or(Duration::ZERO, |it| noticed.duration_since(it));
         let is_same_trouble = lived.is_zero() || (is_own_fault && lived < STEADY_AFTER);
@@ -185,7 +261,7 @@ impl Keeper<'_> {
             Some(outage) if is_same_trouble => outage.cause = cause,
             outage => {
                 // Of a frozen engine, the time since its last heartbeat counts as well.
-                let since = if self.pulse.is_silent() { self.pulse.heard } else { noticed };
+                let since = self.pulse.silent_since().unwrap_or(noticed);
                 *outage = Some(Outage { since, cause });
             }
         }
@@ -196,9 +272,10 @@ impl Keeper<'_> {
         loop {
             std::thread::sleep(pause(self.failures).min(self.time_left()));
             let is_pointless = self.time_left().is_zero() || self.post.slot.is_unwanted() || !self.is_connected();
-            let kept = self.kept.as_ref().filter(|_| !is_pointless)?;
-            let inheritance = Inheritance { fuse: kept.fuse.as_fd(), state: Some(kept.state.as_fd()) };
-            match Engine::start(self.post.program, self.post.launch, self.post.cache, inheritance) {
+            if is_pointless {
+                return None;
+            }
+            match self.start_engine()? {
                 Ok(engine) => return Some(engine),
                 Err(error) => {
                     self.failures = self.failures.saturating_add(1);
@@ -206,6 +283,14 @@ impl Keeper<'_> {
                 }
             }
         }
+    }
+
+    /// Nothing, if there is nothing to inherit.
+    fn start_engine(&self) -> Option<Result<Engine, StartError>> {
+        let kept = self.kept.as_ref()?;
+        let inheritance = Inheritance { fuse: kept.fuse.as_fd(), state: Some(kept.state.as_fd()) };
+        let started = Engine::start(self.post.program, self.post.launch, self.post.cache, inheritance);
+        Some(started.inspect(|it| self.keeping.treat(it)))
     }
 
     fn time_left(&self) -> Duration {
@@ -216,12 +301,7 @@ impl Keeper<'_> {
     fn label(&self) -> String {
         self.post.slot.source().map(ToString::to_string).unwrap_or_default()
     }
-}
 
-/// The number of SIGKILL. An engine never sends it to itself.
-const KILL: i32 = 9;
-
-impl Watcher for Keeper<'_> {
     fn hear_line(&mut self, stream: Stream, line: &[u8]) {
         (self.relay)(stream, line);
         let says_ready = stream == Stream::Stdout && line.windows(READY.len()).any(|it| it == READY);
@@ -236,14 +316,15 @@ impl Watcher for Keeper<'_> {
         }
     }
 
-    fn hear_letter(&mut self, letter: u8, leash: &Leash) {
+    fn hear_letter(&mut self, letter: u8, engine: &Engine) {
         self.has_spoken = true;
         match letter {
-            PREPARED => leash.say(GO),
+            PREPARED => engine.say(GO),
             RUNNING => {
                 self.has_served = true;
                 self.running_since = Some(Instant::now());
                 self.pulse = Pulse::new();
+                self.memory = (MemoryKills::of(engine.id()), Instant::now());
                 // An engine with the same trouble as the one before must last for a while before that is over.
                 let Some(outage) = &self.outage else { return };
                 let stall = outage.since.elapsed();
@@ -255,57 +336,46 @@ impl Watcher for Keeper<'_> {
         }
     }
 
-    fn interval(&self) -> Option<Duration> {
-        self.kept.as_ref().map(|_| TICK)
+    fn interval(&self, engines: &Engines) -> Option<Duration> {
+        let is_waiting = engines.spare.as_ref().is_some_and(Spare::is_waiting_for_files);
+        self.kept.as_ref().map(|_| if is_waiting { spare::DRAIN_INTERVAL } else { TICK })
     }
 
-    fn tick(&mut self, leash: &Leash) {
-        let Some(kept) = &self.kept else { return };
+    fn tick(&mut self, engines: &mut Engines) {
         let Some(running_since) = self.running_since else {
             if self.outage.is_some() && self.time_left().is_zero() && self.verdict.is_none() {
                 self.verdict = Some("did not start in time".to_owned());
-                leash.kill();
+                engines.current.kill();
             }
             return;
         };
+        let Some(kept) = &self.kept else { return };
         if self.outage.is_some() && running_since.elapsed() >= STEADY_AFTER {
             self.outage = None;
             self.failures = 0;
         }
-        if self.pulse.is_stopped(beat(&kept.state), self.keeping.frozen_after) && self.verdict.is_none() {
-            log::warn("engine stands still and is killed", &[("source", &self.label())]);
-            self.verdict = Some(format!("no heartbeat for {} seconds", self.keeping.frozen_after.as_secs_f32()));
-            leash.kill();
+        if self.memory.1.elapsed() >= MEMORY_INTERVAL {
+            self.memory = (MemoryKills::of(engines.current.id()), Instant::now());
+        }
+        let Keeping { frozen_after, stuck_after, .. } = self.keeping;
+        let is_somebody_waiting = Connection::look(&kept.fuse).is_somebody_waiting;
+        let signs = Signs::read(&kept.state);
+        match self.pulse.listen(signs, is_somebody_waiting, Limits { frozen_after, stuck_after }) {
+            Some(trouble) if self.verdict.is_none() => self.condemn(&engines.current, trouble),
+            Some(_) => {}
+            None => self.tend_spare(engines),
         }
     }
-}
 
-impl Pulse {
-    fn new() -> Self {
-        Self { beat: 0, heard: Instant::now(), silent_ticks: 0, ticked: Instant::now() }
+    fn condemn(&mut self, engine: &Engine, trouble: Trouble) {
+        let verdict = match trouble {
+            Trouble::Frozen => format!("no heartbeat for {} seconds", self.keeping.frozen_after.as_secs_f32()),
+            Trouble::Stuck => format!("no request answered for {} seconds", self.keeping.stuck_after.as_secs_f32()),
+        };
+        log::warn("engine killed", &[("source", &self.label()), ("cause", &verdict)]);
+        self.verdict = Some(verdict);
+        engine.kill();
     }
-
-    fn is_silent(&self) -> bool {
-        self.silent_ticks > 1
-    }
-
-    /// Counts in ticks and not in time: if we could not run ourselves, nobody else could either.
-    fn is_stopped(&mut self, beat: u64, limit: Duration) -> bool {
-        if beat != self.beat {
-            *self = Self { beat, ..Self::new() };
-        } else if self.ticked.elapsed() >= TICK {
-            self.ticked = Instant::now();
-            self.silent_ticks += 1;
-        }
-        TICK.saturating_mul(self.silent_ticks) >= limit
-    }
-}
-
-/// The first number in an engine's state.
-fn beat(state: &OwnedFd) -> u64 {
-    let mut bytes = [0; 8];
-    let read = rustix::io::pread(state, &mut bytes, 0);
-    if read == Ok(bytes.len()) { u64::from_ne_bytes(bytes) } else { 0 }
 }
 
 fn pause(failures: u32) -> Duration {
@@ -313,21 +383,6 @@ fn pause(failures: u32) -> Duration {
         None => Duration::ZERO,
         Some(doublings) => FIRST_PAUSE.saturating_mul(1 << doublings.min(10)).min(LONGEST_PAUSE),
     }
-}
-
-fn cause_of_death(ended: &Ended) -> String {
-    let mut cause = match &ended.status {
-        Ok(status) => match (status.code(), status.signal()) {
-            (Some(code), _) => format!("ended with code {code}"),
-            (None, Some(signal)) => format!("ended by signal {signal}"),
-            (None, None) => "ended".to_owned(),
-        },
-        Err(cause) => format!("ended in an unknown way ({cause})"),
-    };
-    if let Some(words) = ended.stderr.lines().next_back() {
-        let _ = write!(cause, ": {words}");
-    }
-    shorten(&cause)
 }
 
 #[cfg(test)]
@@ -339,31 +394,5 @@ mod tests {
         let pauses: Vec<u128> = (0..9).map(|it| pause(it).as_millis()).collect();
         assert_eq!(pauses, [0, 0, 100, 200, 400, 800, 1600, 2000, 2000]);
         assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
-    }
-
-    #[test]
-    fn a_heart_that_beats_is_never_stopped() {
-        let mut pulse = Pulse::new();
-        for beat in 1..100 {
-            assert!(!pulse.is_stopped(beat, TICK));
-        }
-        // The time we did not look does not count.
-        pulse.ticked -= TICK * 10;
-        assert!(!pulse.is_stopped(99, TICK * 2));
-        pulse.ticked -= TICK;
-        assert!(pulse.is_stopped(99, TICK * 2));
-        assert!(!pulse.is_stopped(100, TICK * 2));
-    }
-
-    #[test]
-    fn a_death_is_described_with_the_last_words() {
-        check(9, "", "ended by signal 9");
-        check(1 << 8, "one\ntwo\n", "ended with code 1: two");
-    }
-
-    #[track_caller]
-    fn check(status: i32, stderr: &str, expected: &str) {
-        let ended = Ended { status: Ok(ExitStatus::from_raw(status)), stderr: stderr.to_owned() };
-        assert_eq!(cause_of_death(&ended), expected);
     }
 }

@@ -1,16 +1,35 @@
 //! Checks what a request wants an engine to be run with. Decides only; nothing is started or made here.
 
+use std::ffi::OsString;
 use std::path::Path;
+use std::process::Command;
 
 use crate::handoff::MountRequest;
 
 /// The checked command line and environment of an engine, but for what is only known when it starts.
 #[derive(PartialEq, Eq)]
-pub struct Launch {
-    bucket: String,
-    args: Vec<String>,
-    env: Vec<(String, String)>,
-    wants_cache: bool,
+pub struct Launch(Kind);
+
+#[derive(PartialEq, Eq)]
+enum Kind {
+    Requested {
+        bucket: String,
+        args: Vec<String>,
+        env: Vec<(String, String)>,
+        wants_cache: bool,
+    },
+    /// As we were started ourselves.
+    Repeated {
+        words: Vec<OsString>,
+    },
+}
+
+/// How an engine learns which descriptor its mount is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MountPoint {
+    Argument,
+    /// Beside its state and its leash.
+    Variable,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -47,30 +66,57 @@ impl TryFrom<MountRequest> for Launch {
         let is_ours = |it: &str| is_cache(it) || it == FOREGROUND || it == FOREGROUND_SHORT;
         let mut args: Vec<String> = args.into_iter().filter(|it| !is_ours(it)).collect();
         args.sort_unstable();
-        Ok(Self { bucket: bucket_name, args, env, wants_cache })
+        Ok(Self(Kind::Requested { bucket: bucket_name, args, env, wants_cache }))
     }
 }
 
 impl Launch {
+    /// With these arguments and our own environment.
+    pub fn repeated(words: Vec<OsString>) -> Self {
+        Self(Kind::Repeated { words })
+    }
+
     pub fn wants_cache(&self) -> bool {
-        self.wants_cache
+        match &self.0 {
+            Kind::Requested { wants_cache, .. } => *wants_cache,
+            Kind::Repeated { .. } => false,
+        }
+    }
+
+    pub fn mount_point(&self) -> MountPoint {
+        match &self.0 {
+            Kind::Requested { .. } => MountPoint::Argument,
+            Kind::Repeated { .. } => MountPoint::Variable,
+        }
+    }
+
+    /// Gives the command its arguments and environment.
+    pub fn prepare(&self, command: &mut Command, mount_point: &str, cache: Option<&Path>) {
+        match &self.0 {
+            Kind::Requested { env, .. } => {
+                command.args(self.arguments(mount_point, cache)).env_clear();
+                command.envs(env.iter().map(|(name, value)| (name, value)));
+            }
+            Kind::Repeated { words } => {
+                command.args(words);
+            }
+        }
     }
 
     /// Everything after the engine's own name.
-    pub fn arguments(&self, mount_point: &str, cache: Option<&Path>) -> Vec<String> {
-        let mut args = self.args.clone();
+    fn arguments(&self, mount_point: &str, cache: Option<&Path>) -> Vec<OsString> {
+        let (bucket, mut args) = match &self.0 {
+            Kind::Requested { bucket, args, .. } => (bucket, args.clone()),
+            Kind::Repeated { words } => return words.clone(),
+        };
         if let Some(cache) = cache {
             args.push(format!("{CACHE}={}", cache.display()));
             args.sort_unstable();
         }
-        let mut arguments = vec![self.bucket.clone(), mount_point.to_owned()];
-        arguments.extend(args);
-        arguments.push(FOREGROUND.to_owned());
+        let mut arguments = vec![bucket.into(), mount_point.into()];
+        arguments.extend(args.into_iter().map(OsString::from));
+        arguments.push(FOREGROUND.into());
         arguments
-    }
-
-    pub fn environment(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.env.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 }
 
@@ -191,7 +237,10 @@ mod tests {
     #[test]
     fn values_of_the_environment_may_contain_equals_signs() {
         let launch = Launch::try_from(request("b", &[], &["A=b=c", "D="])).ok().unwrap();
-        assert_eq!(launch.environment().collect::<Vec<_>>(), [("A", "b=c"), ("D", "")]);
+        let mut command = Command::new("x");
+        launch.prepare(&mut command, "y", None);
+        let found: Vec<_> = command.get_envs().filter_map(|(name, value)| Some((name, value?))).collect();
+        assert_eq!(found, [("A".as_ref(), "b=c".as_ref()), ("D".as_ref(), "".as_ref())]);
     }
 
     fn request(bucket: &str, args: &[&str], env: &[&str]) -> MountRequest {

@@ -3,6 +3,7 @@
 //! [`handoff`] is both ends of the protocol and the only part the node uses; the rest is the program `s3csi-mounter`.
 #![forbid(unsafe_code)]
 
+pub mod alone;
 mod cache;
 mod connection;
 mod directory;
@@ -15,10 +16,12 @@ mod output;
 mod serve;
 mod slots;
 mod socket;
+mod survival;
 mod wake;
 
-pub use keeper::Keeping;
+pub use keeper::{Keeping, Standby};
 pub use serve::{ServeError, Settings, serve};
+pub use survival::ask_for_mercy;
 pub use wake::{Wake, WakeError};
 
 /// The socket in the mounter's directory that takes mount requests.

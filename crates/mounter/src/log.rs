@@ -3,8 +3,19 @@
 use std::error::Error;
 use std::fmt::{self, Display, Write as _};
 use std::io::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// From now on only warnings and errors are logged.
+pub fn only_warnings() {
+    IS_QUIET.store(true, Ordering::Relaxed);
+}
 
 pub fn info(message: &str, fields: &[(&str, &dyn Display)]) {
+    if IS_QUIET.load(Ordering::Relaxed) {
+        return;
+    }
     line("info", message, fields);
 }
 

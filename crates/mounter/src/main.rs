@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use s3csi_mounter::log::{self, Chain};
-use s3csi_mounter::{Keeping, Settings, Wake, serve};
+use s3csi_mounter::{Keeping, Settings, Standby, Wake, ask_for_mercy, serve};
 
 /// Receives mount requests and runs one engine for each.
 ///
@@ -21,7 +21,8 @@ use s3csi_mounter::{Keeping, Settings, Wake, serve};
 /// In a Mountpoint Pod it runs one engine (`--limit 1`) and ends with code 0 once the node has made the file `mount.exit`
 /// and the engine has ended. With a larger limit it serves all sources of a node, each with a sub-directory of its own.
 ///
-/// SIGTERM and SIGINT end an idle mounter. While engines run it goes on until the last one has ended.
+/// SIGTERM and SIGINT end an idle mounter. While engines run it goes on until the last one has ended. SIGUSR1 replaces all
+/// engines by new ones, of the version that the program is by then; open files live on.
 #[derive(Parser, Debug)]
 #[command(version, after_long_help = FILES)]
 struct Arguments {
@@ -51,7 +52,7 @@ struct Arguments {
 
     /// Whether an engine that dies is replaced by another one on the same mount. Open files live on; applications see a pause.
     #[arg(long, value_enum, default_value = "on")]
-    keep: Keep,
+    keep: Switch,
 
     /// How long a mount may be without an engine before it is given up.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration)]
@@ -60,10 +61,25 @@ struct Arguments {
     /// An engine that shows no sign of life for so long is killed and replaced.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration)]
     frozen_after: Duration,
+
+    /// An engine that lives, but answers nobody for so long though somebody waits, is killed and replaced. While a big file is being
+    /// uploaded, six times as long.
+    #[arg(long, value_name = "DURATION", default_value = "5m", value_parser = duration)]
+    stuck_after: Duration,
+
+    /// Whether a second engine stands by for each mount, so that the pause is shorter when the first one dies. It costs the memory
+    /// of an idle engine.
+    #[arg(long, value_enum, default_value = "off")]
+    standby: Switch,
+
+    /// When engines are replaced on request (SIGUSR1): how long big files that are being written may take. Later the request is
+    /// given up and the present engine stays.
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration)]
+    drain_time: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Keep {
+enum Switch {
     On,
     Off,
 }
@@ -101,11 +117,15 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         keep,
         longest_outage,
         frozen_after,
+        stuck_after,
+        standby,
+        drain_time,
     } = arguments;
     let wake = Arc::new(Wake::new()?);
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         wake.stop_on(signal)?;
     }
+    wake.upgrade_on(signal_hook::consts::SIGUSR1)?;
     allow_descriptors(limit);
     let settings = Settings {
         directory,
@@ -113,7 +133,14 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         limit,
         receive_timeout: mount_sock_recv_timeout,
         cache_root: cache_dir.unwrap_or_else(std::env::temp_dir),
-        keeping: (keep == Keep::On).then_some(Keeping { longest_outage, frozen_after }),
+        keeping: (keep == Switch::On).then_some(Keeping {
+            longest_outage,
+            frozen_after,
+            stuck_after,
+            drain_time,
+            engine_oom_score: ask_for_mercy(),
+            standby: if standby == Switch::On { Standby::Prepared } else { Standby::None },
+        }),
     };
     serve(settings, &wake)?;
     Ok(())

@@ -95,6 +95,10 @@ pub fn serve(settings: Settings, wake: &Arc<Wake>) -> Result<(), ServeError> {
     while !is_done(&house, wake, &mut is_stop_noted) {
         wait(&house, wake, &socket).map_err(|cause| ServeError::Wait { cause })?;
         wake.clear();
+        if wake.take_upgrade() {
+            log::info("asked for other engines", &[("engines", &house.slots.running())]);
+            house.slots.upgrade();
+        }
         accept_waiting(&house, &socket);
     }
     drop(socket);

@@ -77,6 +77,8 @@ struct State {
     /// Connections after their handshake: engines that run, and ended ones that are being tidied up after.
     attended: usize,
     is_ending: bool,
+    /// How often all engines were to be replaced.
+    upgrades: u64,
 }
 
 impl Slots {
@@ -143,6 +145,21 @@ impl Slots {
         }
     }
 
+    /// Ends all engines for good.
+    pub fn kill_all(&self) {
+        for running in self.state().running.values_mut() {
+            running.is_unwanted = true;
+            if let Some(process) = &running.process {
+                let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
+            }
+        }
+    }
+
+    /// All engines shall be replaced by others of the same program, which may be another version by now.
+    pub fn upgrade(&self) {
+        self.state().upgrades += 1;
+    }
+
     pub fn running(&self) -> usize {
         self.state().running.len()
     }
@@ -200,6 +217,11 @@ impl Slot {
         if let Some(running) = self.slots.state().running.get_mut(&self.source) {
             running.process = process;
         }
+    }
+
+    /// How often another engine was asked for.
+    pub fn upgrades(&self) -> u64 {
+        self.slots.state().upgrades
     }
 
     /// Whether the end of the engine was asked for.

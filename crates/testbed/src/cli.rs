@@ -44,6 +44,8 @@ enum Bench {
     Systemd(BenchArgs),
     /// Throughput, small files and listings, beside s3fs and rclone.
     Data(BenchArgs),
+    /// The pause when an engine dies, against the engine's own start; our FUSE front against the library's.
+    Resume(BenchArgs),
 }
 
 #[derive(Args)]
@@ -51,7 +53,7 @@ struct BenchArgs {
     /// Small sizes: for trying the harness; the figures mean nothing.
     #[arg(long)]
     quick: bool,
-    /// How often everything is measured (publish, systemd: 200, data: 3; fewer with --quick).
+    /// How often everything is measured (publish, systemd: 200, data: 3, resume: 7; fewer with --quick).
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: Option<u16>,
     /// The document whose section is replaced.
@@ -83,6 +85,7 @@ impl Cli {
             Command::Bench(Bench::Publish(it)) => bench::publish(&it.options()),
             Command::Bench(Bench::Systemd(it)) => bench::systemd(&it.options()),
             Command::Bench(Bench::Data(it)) => bench::data(&it.options()),
+            Command::Bench(Bench::Resume(it)) => bench::resume(&it.options()),
             Command::S3(it) => it.run(),
         }
     }

@@ -26,6 +26,15 @@ pub struct Engine<'a> {
     trust: Trust,
     arguments: Vec<OsString>,
     environment: Vec<(String, String)>,
+    processes: Processes,
+}
+
+/// Which processes the engine sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Processes {
+    All,
+    /// Its own and its children; as in a container.
+    Own,
 }
 
 /// How the engine learns about the server's certificate authority.
@@ -74,7 +83,15 @@ impl<'a> Engine<'a> {
             trust: Trust::Flag,
             arguments: Vec::new(),
             environment: Vec::new(),
+            processes: Processes::All,
         }
+    }
+
+    /// In a pid namespace of its own, or not.
+    #[must_use]
+    pub fn processes(mut self, processes: Processes) -> Self {
+        self.processes = processes;
+        self
     }
 
     /// With permission to delete and to overwrite, which the engine does not give by itself.
@@ -189,7 +206,14 @@ impl<'a> Engine<'a> {
 
     fn command(&self, mount_point: &Path) -> Command {
         let program = product("mount-s3").unwrap_or_else(|error| panic!("{}", Chain(&error)));
-        let mut command = command(&program);
+        let mut command = match self.processes {
+            Processes::All => command(&program),
+            Processes::Own => {
+                let mut command = command(Path::new("unshare"));
+                command.args(["--pid", "--fork", "--kill-child", "--"]).arg(&program);
+                command
+            }
+        };
         let endpoint = self.endpoint.clone().unwrap_or_else(|| self.store.endpoint());
         command.arg(&self.bucket).arg(mount_point).args(["--force-path-style", "--endpoint-url", &endpoint]);
         command.args(["--region", self.store.region()]).args(&self.arguments);

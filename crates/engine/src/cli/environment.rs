@@ -27,6 +27,18 @@ pub struct Environment {
     pub is_background_child: bool,
     /// Whoever started us holds our state and replaces us when we die.
     pub keeper: Option<KeeperDescriptors>,
+    pub trials: Trials,
+}
+
+/// Trouble that tests ask for, because no machine makes it on demand.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trials {
+    /// Behave as on a kernel that does not send requests again.
+    pub is_resending_off: bool,
+    /// Use the FUSE front of the library instead of ours, to compare them.
+    pub is_library_front: bool,
+    /// Whoever looks for this name in the first engine of a mount waits for ever.
+    pub trap: Option<OsString>,
 }
 
 /// Inherited descriptors, by number.
@@ -36,14 +48,19 @@ pub struct KeeperDescriptors {
     pub state: i32,
     /// A socket.
     pub control: i32,
+    /// The mount, if the arguments name a directory.
+    pub fuse: Option<i32>,
 }
 
 /// Tells a child of ours that it is one.
 pub const BACKGROUND_CHILD: &str = "S3CSI_ENGINE_BACKGROUND_CHILD";
 
-/// `STATE,CONTROL`: set by the mounter for an engine in the foreground. A variable, because an engine that does not know it
+/// `STATE,CONTROL` or `STATE,CONTROL,MOUNT`: set by whoever keeps the mount. A variable, because an engine that does not know it
 /// must work as well.
 const KEEPER: &str = "S3CSI_ENGINE_KEEPER";
+
+/// Words with commas between them: `no-resend`, `library-front`, `trap=NAME`.
+const TRIALS: &str = "S3CSI_ENGINE_TRIALS";
 
 impl Environment {
     pub fn read() -> Result<Self, String> {
@@ -62,14 +79,31 @@ impl Environment {
             log_filter: text("MOUNTPOINT_LOG"),
             is_background_child: set(BACKGROUND_CHILD).is_some(),
             keeper: text(KEEPER).map(|it| keeper(&it)).transpose()?,
+            trials: text(TRIALS).map(|it| trials(&it)).transpose()?.unwrap_or_default(),
         })
     }
 }
 
 fn keeper(text: &str) -> Result<KeeperDescriptors, String> {
-    let numbers = text.split_once(',').and_then(|(state, control)| Some((state.parse().ok()?, control.parse().ok()?)));
-    let (state, control) = numbers.ok_or_else(|| format!("the environment variable {KEEPER} must be two numbers"))?;
-    Ok(KeeperDescriptors { state, control })
+    let numbers: Result<Vec<i32>, _> = text.split(',').map(str::parse).collect();
+    match numbers.as_deref() {
+        Ok(&[state, control]) => Ok(KeeperDescriptors { state, control, fuse: None }),
+        Ok(&[state, control, fuse]) => Ok(KeeperDescriptors { state, control, fuse: Some(fuse) }),
+        Ok(_) | Err(_) => Err(format!("the environment variable {KEEPER} must be two or three numbers")),
+    }
+}
+
+fn trials(text: &str) -> Result<Trials, String> {
+    let mut trials = Trials::default();
+    for word in text.split(',') {
+        match word.split_once('=') {
+            None if word == "no-resend" => trials.is_resending_off = true,
+            None if word == "library-front" => trials.is_library_front = true,
+            Some(("trap", name)) => trials.trap = Some(name.into()),
+            _ => return Err(format!("the environment variable {TRIALS} contains {word:?}, which nobody knows")),
+        }
+    }
+    Ok(trials)
 }
 
 fn set(name: &str) -> Option<OsString> {

@@ -1,13 +1,14 @@
 //! Which close(2) of a written file completes its upload.
 //!
 //! A file may be open in several processes (a shell and its command, a parent and its child), and each of them closes it. An
-//! upload that is completed by the wrong one is truncated. The file system beneath completes when the closing process is the
-//! one that opened the file, which it tells by process ids. The kernel translates those into the pid namespace of whoever
-//! called mount(2), and gives 0 for a process that namespace cannot see. Then the lock owner tells processes apart: it is one
-//! per process, the same for all its threads.
+//! upload that is completed by the wrong one is truncated. So only the process that opened the file completes it; if another
+//! one closes it last, the upload is completed a moment later, when nobody has the file open any more.
+//!
+//! The kernel names processes in the pid namespace of whoever called mount(2), and gives 0 for one that this namespace cannot
+//! see. Then the lock owner tells processes apart: it is one per process, the same for all its threads.
 
-use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Ids that no process has, so that the file system beneath does not find them in /proc and only compares them.
 const OPENER: u32 = u32::MAX;
@@ -15,87 +16,99 @@ const SOMEBODY_ELSE: u32 = u32::MAX - 1;
 
 /// The rule for one handle, chosen when it is opened.
 #[derive(Debug)]
-pub enum CloseRule {
-    /// We see the processes of the users.
-    ProcessId {
-        opener: u32,
-    },
-    LockOwner(Mutex<Owners>),
+pub struct CloseRule {
+    /// The thread that opened the file; 0 if it cannot be seen.
+    opener: u32,
+    owners: Mutex<Owners>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owners {
-    closed_before_writing: Option<u64>,
-    first_writer: Option<u64>,
+    pub closed_before_writing: Option<u64>,
+    /// The opener's, if its thread was seen with one; else the first writer's.
+    pub presumed: Option<u64>,
 }
 
 impl CloseRule {
-    pub fn for_process(pid: u32) -> Self {
-        let is_visible = pid != 0 && Path::new("/proc").join(pid.to_string()).exists();
-        if is_visible { Self::ProcessId { opener: pid } } else { Self::LockOwner(Mutex::default()) }
+    pub fn for_process(opener: u32) -> Self {
+        Self { opener, owners: Mutex::default() }
     }
 
     /// The rule of a handle that an engine before this one opened.
-    pub fn recorded(opener: u32, closed_before_writing: u64) -> Self {
-        if opener != 0 {
-            return Self::ProcessId { opener };
-        }
-        let closed_before_writing = Some(closed_before_writing).filter(|it| *it != 0);
-        Self::LockOwner(Mutex::new(Owners { closed_before_writing, first_writer: None }))
+    pub fn recorded(opener: u32, owners: Owners) -> Self {
+        Self { opener, owners: Mutex::new(owners) }
     }
 
-    /// What to record for an engine after this one; 0 if lock owners decide.
+    /// What to record for an engine after this one.
     pub fn process(&self) -> u32 {
-        match self {
-            Self::ProcessId { opener } => *opener,
-            Self::LockOwner(_) => 0,
-        }
+        self.opener
     }
 
-    /// The lock owner that counts as opener because it closed the file before anything was written.
-    pub fn closed_before_writing(&self) -> Option<u64> {
-        match self {
-            Self::ProcessId { .. } => None,
-            Self::LockOwner(owners) => owners.lock().unwrap_or_else(PoisonError::into_inner).closed_before_writing,
-        }
+    pub fn owners(&self) -> Owners {
+        *self.lock()
     }
 
     /// The id the file system beneath shall note as the opener's.
-    pub fn opener(&self) -> u32 {
-        match self {
-            Self::ProcessId { opener } => *opener,
-            Self::LockOwner(_) => OPENER,
-        }
+    pub fn opener() -> u32 {
+        OPENER
     }
 
     /// The kernel names the lock owner of a write only if the file bypasses the page cache.
     pub fn needs_direct_io(&self) -> bool {
-        matches!(self, Self::LockOwner(_))
+        self.opener == 0
     }
 
     pub fn wrote(&self, lock_owner: Option<u64>) {
-        if let Self::LockOwner(owners) = self {
-            let mut owners = owners.lock().unwrap_or_else(PoisonError::into_inner);
-            owners.first_writer = owners.first_writer.or(lock_owner);
+        if self.opener == 0 {
+            let mut owners = self.lock();
+            owners.presumed = owners.presumed.or(lock_owner);
         }
     }
 
     /// The id to tell the file system beneath for a close.
     pub fn closer(&self, pid: u32, lock_owner: u64, bytes_written: u64) -> u32 {
-        let owners = match self {
-            Self::ProcessId { .. } => return pid,
-            Self::LockOwner(owners) => owners,
+        let is_opener = if self.opener == 0 {
+            self.is_presumed_opener(lock_owner, bytes_written)
+        } else {
+            self.is_opening_process(pid, lock_owner)
         };
-        let mut owners = owners.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_opener { OPENER } else { SOMEBODY_ELSE }
+    }
+
+    fn is_opening_process(&self, pid: u32, lock_owner: u64) -> bool {
+        let mut owners = self.lock();
+        if pid == self.opener {
+            owners.presumed = Some(lock_owner);
+        }
+        pid == self.opener || owners.presumed == Some(lock_owner) || is_same_process(pid, self.opener)
+    }
+
+    fn is_presumed_opener(&self, lock_owner: u64, bytes_written: u64) -> bool {
+        let mut owners = self.lock();
         if bytes_written == 0 {
             // Shells, dd and touch open, duplicate and close the original at once: so this is the opener. Nothing was
             // written, so the file system beneath completes nothing.
             owners.closed_before_writing.get_or_insert(lock_owner);
-            return OPENER;
+            return true;
         }
-        let opener = owners.closed_before_writing.or(owners.first_writer).unwrap_or(lock_owner);
-        if opener == lock_owner { OPENER } else { SOMEBODY_ELSE }
+        owners.closed_before_writing.or(owners.presumed).is_none_or(|it| it == lock_owner)
     }
+
+    fn lock(&self) -> MutexGuard<'_, Owners> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether two threads belong to one process, as far as we can see them.
+fn is_same_process(one: u32, other: u32) -> bool {
+    let process = process_of(one);
+    // If the kernel's numbers are those of another namespace, they may mean threads of ours here. We open nothing of our own.
+    process.is_some_and(|it| it != std::process::id()) && process == process_of(other)
+}
+
+fn process_of(thread: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
 #[cfg(test)]
@@ -109,46 +122,59 @@ mod tests {
         CloseRule::for_process(0)
     }
 
+    fn completes(rule: &CloseRule, pid: u32, lock_owner: u64, bytes_written: u64) -> bool {
+        rule.closer(pid, lock_owner, bytes_written) == CloseRule::opener()
+    }
+
     #[test]
     fn visible_processes_are_told_by_their_ids() {
+        let rule = CloseRule::for_process(4_000_001);
+        assert!(!completes(&rule, 4_000_002, COMMAND, 10));
+        assert!(completes(&rule, 4_000_001, SHELL, 10));
+        assert!(completes(&rule, 4_000_003, SHELL, 10), "another thread of the same process, by its lock owner");
+        assert!(!rule.needs_direct_io());
+    }
+
+    #[test]
+    fn threads_of_ours_are_nobody_s_opener() {
         let rule = CloseRule::for_process(std::process::id());
-        assert_eq!((rule.opener(), rule.closer(7, SHELL, 10), rule.needs_direct_io()), (std::process::id(), 7, false));
+        let other_thread = std::thread::spawn(|| rustix::thread::gettid().as_raw_pid().cast_unsigned()).join().unwrap();
+        assert!(!completes(&rule, other_thread, COMMAND, 10));
     }
 
     #[test]
     fn one_process_that_opens_writes_and_closes_completes() {
         let rule = invisible();
         rule.wrote(Some(COMMAND));
-        assert_eq!(rule.closer(0, COMMAND, 10), rule.opener());
+        assert!(completes(&rule, 0, COMMAND, 10));
     }
 
     #[test]
     fn a_child_that_closes_after_its_parent_wrote_completes_nothing() {
         let rule = invisible();
         rule.wrote(Some(SHELL));
-        assert_ne!(rule.closer(0, COMMAND, 10), rule.opener());
-        assert_eq!(rule.closer(0, SHELL, 10), rule.opener());
+        assert!(!completes(&rule, 0, COMMAND, 10));
+        assert!(completes(&rule, 0, SHELL, 10));
     }
 
     #[test]
     fn a_successor_applies_the_recorded_rule() {
         let rule = invisible();
-        rule.closer(0, SHELL, 0);
-        let rule = CloseRule::recorded(rule.process(), rule.closed_before_writing().unwrap());
+        completes(&rule, 0, SHELL, 0);
+        let rule = CloseRule::recorded(rule.process(), rule.owners());
         rule.wrote(Some(COMMAND));
-        assert_ne!(rule.closer(0, COMMAND, 10), rule.opener());
-        assert_eq!(rule.closer(0, SHELL, 10), rule.opener());
-        assert_eq!(CloseRule::recorded(7, 0).opener(), 7, "whether or not that process is still there");
+        assert!(!completes(&rule, 0, COMMAND, 10));
+        assert!(completes(&rule, 0, SHELL, 10));
     }
 
     #[test]
     fn several_commands_of_a_shell_into_one_file_are_completed_by_the_shell() {
         let rule = invisible();
-        rule.closer(0, SHELL, 0);
+        completes(&rule, 0, SHELL, 0);
         rule.wrote(Some(COMMAND));
-        assert_ne!(rule.closer(0, COMMAND, 10), rule.opener());
+        assert!(!completes(&rule, 0, COMMAND, 10));
         rule.wrote(Some(3));
-        assert_ne!(rule.closer(0, 3, 20), rule.opener());
-        assert_eq!(rule.closer(0, SHELL, 20), rule.opener());
+        assert!(!completes(&rule, 0, 3, 20));
+        assert!(completes(&rule, 0, SHELL, 20));
     }
 }

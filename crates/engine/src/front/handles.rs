@@ -10,12 +10,12 @@ use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::metablock::ReadWriteMode;
 
-use super::close_rule::CloseRule;
-use super::resume::not_open;
+use super::close_rule::{CloseRule, Owners};
+use super::resume::{Attempt, not_open};
 use super::table::NewHandle;
 use super::{Commits, Failure, Front, Outcome, opening};
 use crate::client::{Fetch, is_content_of};
-use crate::state::{Kind, NEW, POISONED, Slot};
+use crate::state::{DIRTY, Kind, NEW, POISONED, Slot};
 
 /// Tells the kernel to bypass the page cache for this handle (`FOPEN_DIRECT_IO` of the FUSE protocol).
 const DIRECT_IO: u32 = 1;
@@ -25,7 +25,11 @@ pub struct Handle {
     /// The number the file system beneath uses.
     pub inner: u64,
     /// Only written files have uploads to complete.
-    close_rule: Option<CloseRule>,
+    pub close_rule: Option<Arc<CloseRule>>,
+    /// Held while something is written or stored, so that what is noted of it is one step.
+    pub turn: Arc<Mutex<()>>,
+    /// The upload was completed: the file system beneath takes nothing more.
+    pub is_complete: AtomicBool,
     /// An engine before this one had it open, and nobody used it since.
     is_reopened: AtomicBool,
     /// A small file that was fetched while it was looked up.
@@ -44,7 +48,20 @@ enum Content {
 
 impl Handle {
     fn new(inode: u64, inner: u64, close_rule: Option<CloseRule>) -> Self {
-        Self { inode, inner, close_rule, is_reopened: AtomicBool::new(false), content: Mutex::new(Content::OnServer) }
+        Self {
+            inode,
+            inner,
+            close_rule: close_rule.map(Arc::new),
+            turn: Arc::default(),
+            is_complete: AtomicBool::new(false),
+            is_reopened: AtomicBool::new(false),
+            content: Mutex::new(Content::OnServer),
+        }
+    }
+
+    /// The same handle for its users, another one for the file system beneath.
+    pub fn opened_once_more(&self, inner: u64) -> Self {
+        Self { close_rule: self.close_rule.clone(), turn: Arc::clone(&self.turn), ..Self::new(self.inode, inner, None) }
     }
 
     pub fn reopened(inode: u64, inner: u64, close_rule: Option<CloseRule>) -> Self {
@@ -90,6 +107,10 @@ impl Handles {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
+    fn is_current(&self, number: u64, handle: &Arc<Handle>) -> bool {
+        self.get(number).is_some_and(|it| Arc::ptr_eq(&it, handle))
+    }
+
     fn remove(&self, number: u64) -> Option<Arc<Handle>> {
         self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&number)
     }
@@ -104,7 +125,7 @@ pub struct Opened {
 /// What has become of what was written through a handle of an engine before this one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Inheritance {
-    /// Nothing was written, or the handle is one of ours.
+    /// Nothing was written, or it can be written once more, or the handle is one of ours.
     None,
     Stored,
     Lost,
@@ -113,17 +134,16 @@ enum Inheritance {
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub(super) fn open(&self, node: u64, flags: i32, pid: u32) -> Outcome<Opened> {
         let inode = self.inode(node)?;
-        let rule = CloseRule::for_process(pid);
-        let inner = block_on(self.files.open(inode, flags.into(), rule.opener()))?;
+        let inner = block_on(self.files.open(inode, flags.into(), CloseRule::opener()))?;
         let opening = opening::last();
         let (kind, close_rule) = match opening.mode {
             ReadWriteMode::Read => (Kind::ReadHandle, None),
-            ReadWriteMode::Write => (Kind::WriteHandle, Some(rule)),
+            ReadWriteMode::Write => (Kind::WriteHandle, Some(CloseRule::for_process(pid))),
         };
         let direct_io = if close_rule.as_ref().is_some_and(CloseRule::needs_direct_io) { DIRECT_IO } else { 0 };
         let etag = if kind == Kind::ReadHandle { opening.etag.as_bytes() } else { &[] };
         let opener = close_rule.as_ref().map_or(0, CloseRule::process);
-        let new = NewHandle { kind, open_flags: flags, opener, etag };
+        let new = NewHandle { kind, open_flags: flags, opener, etag, flags: self.flags_of_new(kind) };
         let number = self.table.add_handle(node, new).inspect_err(|_| {
             // Nobody can use or close the inner handle then, so it is closed here.
             let _ = block_on(self.files.release(inode, inner.fh, flags, None, false));
@@ -153,29 +173,30 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         Ok(block_on(self.files.read(handle.inode, handle.inner, offset, size, flags, lock_owner))?)
     }
 
-    pub(super) fn write(
-        &self,
-        number: u64,
-        offset: i64,
-        data: &[u8],
-        write_flags: u32,
-        flags: i32,
-        lock_owner: Option<u64>,
-    ) -> Outcome<u32> {
+    pub(super) fn write(&self, request: &WriteRequest<'_>) -> Outcome<u32> {
+        let &WriteRequest { attempt, number, offset, data, write_flags, flags, lock_owner } = request;
         let slot = self.table.handle(number).map_err(|_| not_open())?;
         if slot.has(POISONED) {
             return Err(poisoned());
         }
-        let handle = self.handle(number).inspect_err(|_| self.poison(slot))?;
-        if let Some(rule) = &handle.close_rule {
-            rule.wrote(lock_owner);
+        if attempt == Attempt::Again && self.has_kept(number, slot, offset, data) {
+            // The engine before this one had taken it, but could not say so.
+            return Ok(u32::try_from(data.len()).unwrap_or(u32::MAX));
         }
-        self.table.begin_writing(slot);
-        let written =
-            block_on(self.files.write(handle.inode, handle.inner, offset, data, write_flags, flags, lock_owner))
-                .inspect_err(|_| self.poison(slot))?;
-        slot.count.fetch_add(u64::from(written), Ordering::Release);
-        Ok(written)
+        self.in_turn(number, |handle| {
+            if let Some(rule) = &handle.close_rule {
+                rule.wrote(lock_owner);
+                note_owners(slot, rule);
+            }
+            let again = self.write_once_more(number, slot, handle)?;
+            let handle = again.as_deref().unwrap_or(handle);
+            self.table.begin_writing(slot);
+            let write = self.files.write(handle.inode, handle.inner, offset, data, write_flags, flags, lock_owner);
+            let written = block_on(write)?;
+            self.table.wrote(number, slot, &data[..data.len().min(written as usize)]);
+            Ok(written)
+        })
+        .inspect_err(|_| self.poison(number, slot))
     }
 
     pub(super) fn flush(&self, number: u64, pid: u32, lock_owner: u64) -> Outcome<()> {
@@ -185,25 +206,28 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             Inheritance::Stored => return Ok(()),
             Inheritance::Lost => return Err(poisoned()),
         }
-        let handle = self.handle(number)?;
-        let closer = match &handle.close_rule {
-            Some(rule) => rule.closer(pid, lock_owner, slot.count.load(Ordering::Acquire)),
-            None => pid,
-        };
-        if let Some(owner) = handle.close_rule.as_ref().and_then(CloseRule::closed_before_writing) {
-            slot.size.store(owner, Ordering::Relaxed);
-        }
-        opening::take_finished();
-        let flushed = block_on(self.files.flush(handle.inode, handle.inner, lock_owner, closer));
+        let flushed = self.in_turn(number, |handle| {
+            let closer = match &handle.close_rule {
+                Some(rule) => rule.closer(pid, lock_owner, slot.count.load(Ordering::Acquire)),
+                None => pid,
+            };
+            if let Some(rule) = &handle.close_rule {
+                note_owners(slot, rule);
+            }
+            opening::take_finished();
+            block_on(self.files.flush(handle.inode, handle.inner, lock_owner, closer))?;
+            must_be_sound(slot)?;
+            let is_complete = opening::take_finished();
+            handle.is_complete.fetch_or(is_complete, Ordering::AcqRel);
+            if is_complete || self.habits.commits == Commits::AtFlush {
+                self.note_stored(slot);
+            }
+            Ok(())
+        });
         if flushed.is_err() && slot.kind() == Kind::WriteHandle {
-            self.poison(slot);
+            self.poison(number, slot);
         }
-        flushed?;
-        must_be_sound(slot)?;
-        if opening::take_finished() || self.commits == Commits::AtFlush {
-            self.note_stored(slot);
-        }
-        Ok(())
+        flushed
     }
 
     pub(super) fn fsync(&self, number: u64, only_data: bool) -> Outcome<()> {
@@ -213,22 +237,24 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             Inheritance::Stored => return Ok(()),
             Inheritance::Lost => return Err(poisoned()),
         }
-        let handle = self.handle(number)?;
-        let synced = block_on(self.files.fsync(handle.inode, handle.inner, only_data));
+        let synced = self.in_turn(number, |handle| {
+            block_on(self.files.fsync(handle.inode, handle.inner, only_data))?;
+            must_be_sound(slot)?;
+            handle.is_complete.fetch_or(self.habits.commits == Commits::AtEnd, Ordering::AcqRel);
+            self.note_stored(slot);
+            Ok(())
+        });
         if synced.is_err() && slot.kind() == Kind::WriteHandle {
-            self.poison(slot);
+            self.poison(number, slot);
         }
-        synced?;
-        must_be_sound(slot)?;
-        self.note_stored(slot);
-        Ok(())
+        synced
     }
 
     pub(super) fn open_directory(&self, node: u64, flags: i32) -> Outcome<Opened> {
         let inode = self.inode(node)?;
         self.remake_all();
         let inner = block_on(self.files.opendir(inode, flags))?;
-        let new = NewHandle { kind: Kind::DirectoryHandle, open_flags: flags, opener: 0, etag: &[] };
+        let new = NewHandle { kind: Kind::DirectoryHandle, open_flags: flags, opener: 0, etag: &[], flags: 0 };
         let number = self.table.add_handle(node, new).inspect_err(|_| {
             let _ = block_on(self.files.releasedir(inode, inner.fh, flags));
         })?;
@@ -240,8 +266,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub(super) fn release(&self, number: u64, flags: i32) -> Outcome<()> {
         let slot = self.table.handle(number).map_err(|_| not_open())?;
         let kind = slot.kind();
-        let is_empty_file = kind == Kind::WriteHandle && self.inheritance(number, slot) == Inheritance::None;
-        let reopened = if is_empty_file { self.handle(number).map(drop) } else { Ok(()) };
+        let is_unfinished = kind == Kind::WriteHandle && self.inheritance(number, slot) == Inheritance::None;
+        let reopened = if is_unfinished { self.handle(number).map(drop) } else { Ok(()) };
+        // Whoever restores what engines before this one left must not take it for unfinished now.
+        let _last = self.resuming.is_restoring.load(Ordering::Acquire).then(|| self.resuming.lock(number));
         let Some(handle) = self.handles.remove(number) else {
             self.give_back(self.table.drop_handle(number));
             return reopened;
@@ -258,6 +286,18 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         Ok(released?)
     }
 
+    /// Carries out one step with the handle while no other one is.
+    fn in_turn<T>(&self, number: u64, step: impl FnOnce(&Arc<Handle>) -> Outcome<T>) -> Outcome<T> {
+        loop {
+            let handle = self.handle(number)?;
+            let _turn = handle.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            // While we waited, somebody may have opened it once more.
+            if self.handles.is_current(number, &handle) {
+                return step(&handle);
+            }
+        }
+    }
+
     /// What is known of a handle without opening it again.
     fn inheritance(&self, number: u64, slot: &Slot) -> Inheritance {
         if self.handles.get(number).is_some() {
@@ -265,7 +305,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         match slot.kind() {
             Kind::WriteHandle if slot.has(POISONED) => Inheritance::Lost,
-            Kind::WriteHandle if slot.count.load(Ordering::Acquire) == 0 => Inheritance::None,
+            Kind::WriteHandle if slot.has(DIRTY) || slot.count.load(Ordering::Acquire) == 0 => Inheritance::None,
             // Nobody waits for something that was only read.
             _ => Inheritance::Stored,
         }
@@ -279,11 +319,40 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     /// What was written is lost, and so is a name that was not in the bucket yet.
-    fn poison(&self, slot: &Slot) {
+    pub(super) fn poison(&self, number: u64, slot: &Slot) {
         slot.set(POISONED);
         self.table.end_writing(slot);
+        self.table.stop_keeping(number, slot);
         self.table.clear(slot.owner.load(Ordering::Relaxed), NEW);
     }
+}
+
+/// A request to write, as the kernel makes it.
+pub struct WriteRequest<'a> {
+    pub attempt: Attempt,
+    pub number: u64,
+    pub offset: i64,
+    pub data: &'a [u8],
+    pub write_flags: u32,
+    pub flags: i32,
+    pub lock_owner: Option<u64>,
+}
+
+/// For an engine after this one.
+fn note_owners(slot: &Slot, rule: &CloseRule) {
+    let Owners { closed_before_writing, presumed } = rule.owners();
+    slot.size.store(closed_before_writing.unwrap_or_default(), Ordering::Relaxed);
+    slot.owner_of_locks.store(presumed.unwrap_or_default(), Ordering::Relaxed);
+}
+
+/// What an engine before this one noted.
+pub fn noted_rule(slot: &Slot) -> CloseRule {
+    let noted = |owner: u64| Some(owner).filter(|it| *it != 0);
+    let owners = Owners {
+        closed_before_writing: noted(slot.size.load(Ordering::Relaxed)),
+        presumed: noted(slot.owner_of_locks.load(Ordering::Relaxed)),
+    };
+    CloseRule::recorded(u32::try_from(slot.stamp.load(Ordering::Relaxed)).unwrap_or_default(), owners)
 }
 
 /// Whatever the file system beneath says: after a failed write the application must hear of it once more, because many look

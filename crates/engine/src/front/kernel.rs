@@ -2,6 +2,8 @@
 //! Whatever is missing (links, attributes, locks) is answered "not supported" by the FUSE library.
 
 use std::ffi::OsStr;
+use std::ops::Deref;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use fuser::{
@@ -12,8 +14,10 @@ use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use time::OffsetDateTime;
 
+use super::handles::WriteRequest;
 use super::listing::Detail;
 use super::{Attempt, Failure, Front, Outcome};
+use crate::state::{Loss, Working};
 
 /// Answers with the value, or with the error after it was logged.
 macro_rules! answer {
@@ -56,12 +60,31 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 }
 
-impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
+/// The front as the FUSE library sees it. Others may hold it, too.
+pub struct Requests<C: ObjectClient + Clone + Send + Sync + 'static>(pub Arc<Front<C>>);
+
+impl<C: ObjectClient + Clone + Send + Sync + 'static> Deref for Requests<C> {
+    type Target = Front<C>;
+
+    fn deref(&self) -> &Front<C> {
+        &self.0
+    }
+}
+
+impl<C: ObjectClient + Clone + Send + Sync + 'static> Requests<C> {
+    /// Notes the request until the returned value is dropped, which is after it was answered.
+    fn begin(&self, request: &Request<'_>, loss: Loss, handle: u64) -> Working<'_> {
+        self.state.begin(request.unique(), handle, loss)
+    }
+}
+
+impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C> {
     fn init(&self, _: &Request<'_>, config: &mut KernelConfig) -> Result<(), libc::c_int> {
         block_on(self.files.init(config))
     }
 
-    fn lookup(&self, _: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEntry) {
+    fn lookup(&self, request: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEntry) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         answer!(self, "lookup", parent, name, reply, Front::lookup(self, parent, name), entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
@@ -69,14 +92,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         self.give_back(self.table.forget(node, count));
     }
 
-    fn getattr(&self, _: &Request<'_>, node: u64, _: Option<u64>, reply: ReplyAttr) {
+    fn getattr(&self, request: &Request<'_>, node: u64, _: Option<u64>, reply: ReplyAttr) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         let found = self.on_inode(node, |inode| Ok(block_on(self.files.getattr(inode))?));
         answer!(self, "getattr", node, reply, found, it => reply.attr(&it.ttl, &FileAttr { ino: node, ..it.attr }));
     }
 
     fn setattr(
         &self,
-        _: &Request<'_>,
+        request: &Request<'_>,
         node: u64,
         _mode: Option<u32>,
         _uid: Option<u32>,
@@ -92,6 +116,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         flags: Option<u32>,
         reply: ReplyAttr,
     ) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         let (accessed, modified) = (accessed.map(point_in_time), modified.map(point_in_time));
         let changed =
             self.on_inode(node, |inode| Ok(block_on(self.files.setattr(inode, accessed, modified, size, flags))?));
@@ -108,6 +133,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         device: u32,
         reply: ReplyEntry,
     ) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         let attempt = Attempt::of(request.unique());
         let entry = self.on_inode(parent, |inode| {
             self.made(attempt, parent, name, block_on(self.files.mknod(inode, name, mode, umask, device)))
@@ -116,6 +142,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
     }
 
     fn mkdir(&self, request: &Request<'_>, parent: u64, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         let attempt = Attempt::of(request.unique());
         let entry = self.on_inode(parent, |inode| {
             self.made(attempt, parent, name, block_on(self.files.mkdir(inode, name, mode, umask)))
@@ -124,6 +151,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
     }
 
     fn unlink(&self, request: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         let attempt = Attempt::of(request.unique());
         let removed = self.on_inode(parent, |inode| {
             self.remake(parent, name)?;
@@ -133,6 +161,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
     }
 
     fn rmdir(&self, request: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         let attempt = Attempt::of(request.unique());
         let removed = self.on_inode(parent, |inode| {
             self.remake(parent, name)?;
@@ -151,19 +180,21 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         flags: u32,
         reply: ReplyEmpty,
     ) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         let attempt = Attempt::of(request.unique());
         let moved = Front::rename(self, attempt, (parent, name), (new_parent, new_name), flags);
         answer!(self, "rename", parent, name, reply, moved, () => reply.ok());
     }
 
     fn open(&self, request: &Request<'_>, node: u64, flags: i32, reply: ReplyOpen) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         let opened = Front::open(self, node, flags, request.pid());
         answer!(self, "open", node, reply, opened, it => reply.opened(it.number, it.flags));
     }
 
     fn read(
         &self,
-        _: &Request<'_>,
+        request: &Request<'_>,
         node: u64,
         handle: u64,
         offset: i64,
@@ -172,13 +203,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         lock_owner: Option<u64>,
         reply: ReplyData,
     ) {
+        let _working = self.begin(request, Loss::Fail, handle);
         let read = Front::read(self, handle, offset, size, flags, lock_owner);
         answer!(self, "read", node, reply, read, data => reply.data(&data));
     }
 
     fn write(
         &self,
-        _: &Request<'_>,
+        request: &Request<'_>,
         node: u64,
         handle: u64,
         offset: i64,
@@ -188,45 +220,65 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Front<C> {
         lock_owner: Option<u64>,
         reply: ReplyWrite,
     ) {
-        let written = Front::write(self, handle, offset, data, write_flags, flags, lock_owner);
+        let _working = self.begin(request, Loss::Write, handle);
+        let attempt = Attempt::of(request.unique());
+        let write = WriteRequest { attempt, number: handle, offset, data, write_flags, flags, lock_owner };
+        let written = Front::write(self, &write);
         answer!(self, "write", node, reply, written, count => reply.written(count));
     }
 
     fn flush(&self, request: &Request<'_>, node: u64, handle: u64, lock_owner: u64, reply: ReplyEmpty) {
+        let _working = self.begin(request, Loss::Fail, handle);
         let flushed = Front::flush(self, handle, request.pid(), lock_owner);
         answer!(self, "flush", node, reply, flushed, () => reply.ok());
     }
 
-    fn fsync(&self, _: &Request<'_>, node: u64, handle: u64, only_data: bool, reply: ReplyEmpty) {
+    fn fsync(&self, request: &Request<'_>, node: u64, handle: u64, only_data: bool, reply: ReplyEmpty) {
+        let _working = self.begin(request, Loss::Fail, handle);
         answer!(self, "fsync", node, reply, Front::fsync(self, handle, only_data), () => reply.ok());
     }
 
-    fn release(&self, _: &Request<'_>, node: u64, handle: u64, flags: i32, _: Option<u64>, _: bool, reply: ReplyEmpty) {
+    fn release(
+        &self,
+        request: &Request<'_>,
+        node: u64,
+        handle: u64,
+        flags: i32,
+        _: Option<u64>,
+        _: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _working = self.begin(request, Loss::Release, handle);
         answer!(self, "release", node, reply, Front::release(self, handle, flags), () => reply.ok());
     }
 
-    fn opendir(&self, _: &Request<'_>, node: u64, flags: i32, reply: ReplyOpen) {
+    fn opendir(&self, request: &Request<'_>, node: u64, flags: i32, reply: ReplyOpen) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         answer!(self, "opendir", node, reply, self.open_directory(node, flags), it => reply.opened(it.number, it.flags));
     }
 
-    fn readdir(&self, _: &Request<'_>, node: u64, handle: u64, offset: i64, mut reply: ReplyDirectory) {
+    fn readdir(&self, request: &Request<'_>, node: u64, handle: u64, offset: i64, mut reply: ReplyDirectory) {
+        let _working = self.begin(request, Loss::Fail, handle);
         let listed =
             self.list(node, handle, offset, Detail::Names, |it| reply.add(it.ino, it.offset, it.attr.kind, &it.name));
         answer!(self, "readdir", node, reply, listed, () => reply.ok());
     }
 
-    fn readdirplus(&self, _: &Request<'_>, node: u64, handle: u64, offset: i64, mut reply: ReplyDirectoryPlus) {
+    fn readdirplus(&self, request: &Request<'_>, node: u64, handle: u64, offset: i64, mut reply: ReplyDirectoryPlus) {
+        let _working = self.begin(request, Loss::Fail, handle);
         let listed = self.list(node, handle, offset, Detail::Entries, |it| {
             reply.add(it.ino, it.offset, &it.name, &it.ttl, &it.attr, it.generation)
         });
         answer!(self, "readdirplus", node, reply, listed, () => reply.ok());
     }
 
-    fn releasedir(&self, _: &Request<'_>, node: u64, handle: u64, flags: i32, reply: ReplyEmpty) {
+    fn releasedir(&self, request: &Request<'_>, node: u64, handle: u64, flags: i32, reply: ReplyEmpty) {
+        let _working = self.begin(request, Loss::Release, handle);
         answer!(self, "releasedir", node, reply, Front::release(self, handle, flags), () => reply.ok());
     }
 
-    fn statfs(&self, _: &Request<'_>, node: u64, reply: ReplyStatfs) {
+    fn statfs(&self, request: &Request<'_>, node: u64, reply: ReplyStatfs) {
+        let _working = self.begin(request, Loss::AskAgain, 0);
         let facts = block_on(self.files.statfs(node)).map_err(Failure::from);
         answer!(self, "statfs", node, reply, facts, it => reply.statfs(
             it.total_blocks,

@@ -17,6 +17,23 @@ thread_local! {
     // The front blocks on the futures of the file system, so both run on the same thread.
     static LAST: RefCell<Opening> = const { RefCell::new(Opening { mode: ReadWriteMode::Read, key: String::new(), etag: String::new(), size: 0 }) };
     static HAS_FINISHED: Cell<bool> = const { Cell::new(false) };
+    static OVERWRITING: Cell<Overwriting> = const { Cell::new(Overwriting::AsConfigured) };
+}
+
+/// Whether an object may be replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overwriting {
+    AsConfigured,
+    /// The object is our own: its file is still open.
+    Permitted,
+}
+
+/// Opens with this permission.
+pub fn with<T>(permission: Overwriting, open: impl FnOnce() -> T) -> T {
+    OVERWRITING.set(permission);
+    let opened = open();
+    OVERWRITING.set(Overwriting::AsConfigured);
+    opened
 }
 
 /// What `open` decided.
@@ -55,7 +72,9 @@ impl<M: Metablock> Metablock for Observed<M> {
         flags: OpenFlags,
         write_handle_limiter: Option<&WriteHandleLimiter>,
     ) -> Answer<NewHandle> {
-        let handle = self.0.open_handle(ino, fh, write_mode, flags, write_handle_limiter).await?;
+        let is_permitted = OVERWRITING.get() == Overwriting::Permitted;
+        let write_mode = WriteMode { allow_overwrite: write_mode.allow_overwrite || is_permitted, ..*write_mode };
+        let handle = self.0.open_handle(ino, fh, &write_mode, flags, write_handle_limiter).await?;
         let etag = handle.lookup.stat().etag.as_deref().unwrap_or_default().to_owned();
         let key = handle.lookup.s3_location().map(|it| it.full_key().to_string()).unwrap_or_default();
         LAST.set(Opening { mode: handle.mode, key, etag, size: handle.lookup.stat().size as u64 });

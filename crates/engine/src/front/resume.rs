@@ -6,7 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
@@ -14,10 +14,11 @@ use mountpoint_s3_fs::fs::{Entry, Error, ToErrno};
 use mountpoint_s3_fs::metablock::ReadWriteMode;
 
 use super::close_rule::CloseRule;
-use super::handles::Handle;
+use super::handles::{Handle, noted_rule};
+use super::kept::replaced;
 use super::table::{Binding, TableError};
 use super::{Failure, Front, Outcome, kind_of, opening};
-use crate::state::{Kind, POISONED};
+use crate::state::{KEPT, Kind, POISONED};
 
 /// Requests that the kernel sends for a second time, because their first reader died, have this bit in their number.
 const SENT_AGAIN: u64 = 1 << 63;
@@ -44,6 +45,26 @@ pub struct Resuming {
     has_lost_names: AtomicBool,
     /// Held while all of them are made again, so that nobody lists a directory before.
     remaking: Mutex<()>,
+    /// [`Front::restore`] has not ended yet.
+    pub is_restoring: AtomicBool,
+    /// Handles that nobody uses any more, and that the engine before this one could not drop.
+    unreleased: Mutex<Vec<u64>>,
+}
+
+impl Resuming {
+    /// While it is held, nobody opens this handle again.
+    pub fn lock(&self, number: u64) -> MutexGuard<'_, ()> {
+        let lock = usize::try_from(number % LOCKS as u64).unwrap_or_default();
+        self.reopening[lock].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn release_later(&self, handle: u64) {
+        self.unreleased.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+    }
+
+    pub fn take_unreleased(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.unreleased.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 impl Default for Resuming {
@@ -52,6 +73,8 @@ impl Default for Resuming {
             reopening: std::array::from_fn(|_| Mutex::new(())),
             has_lost_names: AtomicBool::new(true),
             remaking: Mutex::default(),
+            is_restoring: AtomicBool::new(true),
+            unreleased: Mutex::default(),
         }
     }
 }
@@ -145,8 +168,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if let Some(handle) = self.handles.get(number) {
             return Ok(handle);
         }
-        let lock = usize::try_from(number % LOCKS as u64).unwrap_or_default();
-        let _one_at_a_time = self.resuming.reopening[lock].lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.resuming.lock(number);
         match self.handles.get(number) {
             Some(handle) => Ok(handle),
             None => self.reopen(number),
@@ -158,9 +180,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let node = slot.owner.load(Ordering::Relaxed);
         let flags = slot.open_flags.load(Ordering::Relaxed).cast_signed();
         let kind = slot.kind();
-        let is_beyond_help = slot.has(POISONED) || slot.count.load(Ordering::Acquire) > 0;
-        if kind == Kind::WriteHandle && is_beyond_help {
-            return Err(written_before());
+        if kind == Kind::WriteHandle {
+            let is_beyond_help = slot.has(POISONED) || (slot.count.load(Ordering::Acquire) > 0 && !slot.has(KEPT));
+            if is_beyond_help {
+                return Err(written_before());
+            }
+            let inode = self.inode(node)?;
+            let inner = self.write_kept(number, slot, inode)?;
+            return Ok(self.handles.insert(number, Handle::reopened(inode, inner, Some(noted_rule(slot)))));
         }
         let inode = self.inode(node)?;
         if kind == Kind::DirectoryHandle {
@@ -168,21 +195,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             let inner = block_on(self.files.opendir(inode, flags))?.fh;
             return Ok(self.handles.insert(number, Handle::reopened(inode, inner, None)));
         }
-        let opener = u32::try_from(slot.stamp.load(Ordering::Relaxed)).unwrap_or_default();
-        let rule = CloseRule::recorded(opener, slot.size.load(Ordering::Relaxed));
-        let inner = block_on(self.files.open(inode, flags.into(), rule.opener()))?.fh;
+        let inner = block_on(self.files.open(inode, flags.into(), CloseRule::opener()))?.fh;
         let opening = opening::last();
-        let is_same = match opening.mode {
-            ReadWriteMode::Read => kind == Kind::ReadHandle && opening.etag.as_bytes() == self.table.etag(slot),
-            ReadWriteMode::Write => kind == Kind::WriteHandle,
-        };
+        let is_same = matches!(opening.mode, ReadWriteMode::Read) && opening.etag.as_bytes() == self.table.etag(slot);
         if !is_same {
             let _ = block_on(self.files.release(inode, inner, flags, None, false));
-            let reason = "the file was replaced while no engine served it".into();
-            return Err(Failure { errno: libc::ESTALE, reason });
+            return Err(replaced());
         }
-        let rule = (kind == Kind::WriteHandle).then_some(rule);
-        Ok(self.handles.insert(number, Handle::reopened(inode, inner, rule)))
+        Ok(self.handles.insert(number, Handle::reopened(inode, inner, None)))
     }
 }
 

@@ -9,6 +9,7 @@
 //! nobody needs, but never a count that is too low or a slot that is half true.
 
 mod load;
+mod unstored;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::state::{DIRTY, INLINE_TEXT, Kind, MOST_SLOTS, NEW, ORPHANED, Slot, State};
+use crate::state::{INLINE_TEXT, Kind, MOST_SLOTS, NEW, ORPHANED, Slot, State};
 
 /// The id of the root is fixed by the FUSE protocol; the file system beneath uses the same number for its root.
 pub const ROOT: u64 = 1;
@@ -63,6 +64,8 @@ pub struct NewHandle<'a> {
     pub opener: u32,
     /// What a read handle reads.
     pub etag: &'a [u8],
+    /// [`crate::state::KEPT`] if all that will be written is to be kept until the handle is dropped, else 0.
+    pub flags: u32,
 }
 
 /// A node as the file system beneath sees it.
@@ -313,6 +316,7 @@ impl Table {
             index.free.push(number);
             return Err(error);
         }
+        slot.flags.store(new.flags, Relaxed);
         slot.set_kind(new.kind);
         if let Some(node) = index.nodes.get_mut(&self::number(node)) {
             node.handles += 1;
@@ -323,20 +327,6 @@ impl Table {
     /// The `ETag` of what a read handle reads.
     pub fn etag(&self, slot: &Slot) -> Vec<u8> {
         self.text(slot)
-    }
-
-    /// Something is being written that is not in the bucket yet.
-    pub fn begin_writing(&self, slot: &Slot) {
-        if !slot.set(DIRTY) {
-            self.state.unstored().fetch_add(1, Release);
-        }
-    }
-
-    /// What was written is in the bucket, or will never be.
-    pub fn end_writing(&self, slot: &Slot) {
-        if slot.clear(DIRTY) {
-            self.state.unstored().fetch_sub(1, Release);
-        }
     }
 
     pub fn clear(&self, node: u64, flags: u32) {
@@ -375,6 +365,7 @@ impl Table {
         let Ok(slot) = self.handle(handle) else { return unneeded };
         let node = number(slot.owner.load(Relaxed));
         self.end_writing(slot);
+        self.stop_keeping(handle, slot);
         self.release_text(&mut index, slot);
         index.release(number(handle), slot);
         if let Some(node) = index.nodes.get_mut(&node) {
@@ -452,6 +443,7 @@ impl Table {
         slot.text_length.store(0, Relaxed);
         slot.size.store(0, Relaxed);
         slot.stamp.store(0, Relaxed);
+        slot.owner_of_locks.store(0, Relaxed);
         Ok(number)
     }
 

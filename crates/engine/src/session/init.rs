@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use fuser::{Filesystem, Session, SessionACL};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
-use super::descriptor;
+use super::{Resending, descriptor};
 use crate::state::{State, Turn};
 
 /// Operation code of `FUSE_INIT`, in the fifth byte of a request.
@@ -93,22 +93,51 @@ pub fn prepare<F: Filesystem>(
     Ok(Prepared { session, answer, turn })
 }
 
+/// What becomes of requests that an engine had read when it died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unanswered {
+    /// The kernel sends them again, or there are none.
+    SentAgain,
+    /// Nobody but us can answer them.
+    Lost,
+}
+
 impl<F: Filesystem> Prepared<F> {
     /// From now on the session reads from the device. No other engine may.
-    pub fn attach(self, mut device: &File) -> Result<Session<F>, InitError> {
+    pub fn attach(self, mut device: &File, resending: Resending) -> Result<(Session<F>, Unanswered), InitError> {
         // First the exchange, then the message: the kernel sends requests as soon as it has it.
         descriptor::replace(&self.session, device).map_err(|cause| InitError::Exchange { cause })?;
-        match self.turn {
-            Turn::First => device.write_all(&self.answer).map_err(|cause| InitError::Answer { cause })?,
-            Turn::Successor => {
+        let unanswered = match (self.turn, resending) {
+            (Turn::First, _) => {
+                device.write_all(&self.answer).map_err(|cause| InitError::Answer { cause })?;
+                Unanswered::SentAgain
+            }
+            (Turn::Successor, Resending::Never) => Unanswered::Lost,
+            (Turn::Successor, Resending::IfPossible) => {
                 let message = SEND_AGAIN.map(u32::to_ne_bytes).concat();
-                if let Err(error) = device.write_all(&message) {
-                    // Linux before 6.9, or the mount is gone.
-                    tracing::warn!(%error, "requests that the engine before had read are not sent again");
+                match device.write_all(&message) {
+                    Ok(()) => Unanswered::SentAgain,
+                    Err(error) => {
+                        // Linux before 6.9, or the mount is gone.
+                        tracing::warn!(%error, "requests that the engine before had read are not sent again");
+                        Unanswered::Lost
+                    }
                 }
             }
-        }
-        Ok(self.session)
+        };
+        Ok((self.session, unanswered))
+    }
+}
+
+/// Answers a request that an engine before this one had read and could not answer; `errno` 0 is success.
+pub fn answer(mut device: &File, unique: u64, errno: i32) {
+    let mut message = Vec::with_capacity(REPLY_HEADER);
+    message.extend(u32::try_from(REPLY_HEADER).unwrap_or(16).to_ne_bytes());
+    message.extend((-errno).to_ne_bytes());
+    message.extend(unique.to_ne_bytes());
+    if let Err(error) = device.write_all(&message) {
+        // It was answered, but its note was not removed any more.
+        tracing::debug!(%error, "request answered already");
     }
 }
 

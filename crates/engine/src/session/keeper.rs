@@ -43,7 +43,7 @@ impl Keeper {
     pub fn connect(descriptors: KeeperDescriptors) -> Result<(Self, State), KeeperError> {
         let inherited = |number| descriptor::inherited(number).map_err(|cause| KeeperError::Descriptors { cause });
         let control = UnixStream::from(inherited(descriptors.control)?);
-        let state = State::shared(&File::from(inherited(descriptors.state)?)).map_err(KeeperError::State)?;
+        let state = State::shared(File::from(inherited(descriptors.state)?)).map_err(KeeperError::State)?;
         Ok((Self { control }, state))
     }
 

@@ -10,10 +10,12 @@ use std::ptr::NonNull;
 
 use super::Head;
 use super::slots::{MOST_SLOTS, Slot};
+use super::spool;
 
-/// Slots start at the second page.
-const HEAD_BYTES: usize = 4096;
-const LENGTH: usize = HEAD_BYTES + MOST_SLOTS as usize * size_of::<Slot>();
+/// Slots start here.
+const HEAD_BYTES: usize = 64 << 10;
+/// What is mapped. The spool follows.
+pub const LENGTH: usize = HEAD_BYTES + MOST_SLOTS as usize * size_of::<Slot>();
 
 const _: () = assert!(size_of::<Head>() <= HEAD_BYTES, "the head must end before the first slot");
 
@@ -29,19 +31,19 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps the whole file. A new one gets its length first; it takes memory only where it was written to.
+    /// Maps the file up to the spool. A new one gets its length first; it takes memory only where it was written to.
     #[expect(unsafe_code, reason = "the standard library has no shared memory")]
     pub fn map(file: &File) -> io::Result<Self> {
         let length = file.metadata()?.len();
         if length == 0 {
-            file.set_len(LENGTH as u64)?;
-        } else if length != LENGTH as u64 {
+            file.set_len(spool::END)?;
+        } else if length != spool::END {
             return Err(io::Error::other("the file has another length"));
         }
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory. The file has the length
-        // that is mapped, and whoever holds it never makes it shorter.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory. The file is longer than what
+        // is mapped, and whoever holds it never makes it shorter.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, flags, file.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// Bytes of text in one slot; longer text continues in further slots.
-pub const INLINE_TEXT: usize = 72;
+pub const INLINE_TEXT: usize = 64;
 /// Four million nodes and handles: half a gigabyte, if all were used.
 pub const MOST_SLOTS: u32 = 1 << 22;
 
@@ -31,6 +31,8 @@ pub const DIRTY: u32 = 2;
 pub const NEW: u32 = 4;
 /// Flag of a node: its path names something else now, or nothing.
 pub const ORPHANED: u32 = 8;
+/// Flag of a write handle: all that was written through it is in the spool, too.
+pub const KEPT: u32 = 16;
 
 #[repr(C)]
 pub struct Slot {
@@ -50,6 +52,8 @@ pub struct Slot {
     pub size: AtomicU64,
     /// File: when it was changed last, in seconds; 0 if that is not known. Write handle: the process that opened it.
     pub stamp: AtomicU64,
+    /// Write handle: the lock owner that counts as the opener's, as far as it is known.
+    pub owner_of_locks: AtomicU64,
     /// Node: its name. Read handle: the `ETag` of what it reads.
     text: [AtomicU8; INLINE_TEXT],
 }

@@ -151,8 +151,8 @@ impl Mounter {
     }
 }
 
-/// Standard streams, directory, listener and the pair that wakes the loop, of which each of two signals has a copy.
-const IDLE_DESCRIPTORS: usize = 3 + 1 + 1 + 2 + 2;
+/// Standard streams, directory, listener and the pair that wakes the loop, of which each of three signals has a copy.
+const IDLE_DESCRIPTORS: usize = 3 + 1 + 1 + 2 + 3;
 
 impl Drop for Mounter {
     fn drop(&mut self) {

@@ -21,6 +21,8 @@ use crate::wait::wait_until;
 pub enum Client {
     Ours,
     OursWithTimeToLive,
+    /// Ours, but the FUSE front of the library.
+    LibraryFront,
     S3fs,
     RcloneOff,
     RcloneFull,
@@ -35,6 +37,7 @@ impl Client {
         match self {
             Self::Ours => "mount-s3",
             Self::OursWithTimeToLive => "mount-s3, TTL 60 s",
+            Self::LibraryFront => "mount-s3, front of the library",
             Self::S3fs => "s3fs",
             Self::RcloneOff => "rclone off",
             Self::RcloneFull => "rclone full",
@@ -51,6 +54,7 @@ impl Client {
         match self {
             Self::Ours => "ours",
             Self::OursWithTimeToLive => "ours-ttl",
+            Self::LibraryFront => "library",
             Self::S3fs => "s3fs",
             Self::RcloneOff => "rclone-off",
             Self::RcloneFull => "rclone-full",
@@ -61,7 +65,7 @@ impl Client {
     fn command(self, store: &dyn Store, endpoint: &str, mount_point: &Path, cache: &Path) -> anyhow::Result<Command> {
         let account = store.account();
         match self {
-            Self::Ours | Self::OursWithTimeToLive => {
+            Self::Ours | Self::OursWithTimeToLive | Self::LibraryFront => {
                 let mut command = command(&environment::product("mount-s3")?);
                 command.arg(BUCKET).arg(mount_point).args(["--foreground", "--allow-delete", "--allow-overwrite"]);
                 command.args(["--force-path-style", "--endpoint-url", endpoint, "--region", store.region()]);
@@ -69,6 +73,9 @@ impl Client {
                 command.env("AWS_EC2_METADATA_DISABLED", "true");
                 if self == Self::OursWithTimeToLive {
                     command.args(["--metadata-ttl", "60"]);
+                }
+                if self == Self::LibraryFront {
+                    command.env("S3CSI_ENGINE_TRIALS", "library-front");
                 }
                 Ok(command)
             }

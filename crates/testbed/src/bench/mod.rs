@@ -1,4 +1,5 @@
-//! `make bench`: what publishing costs above the engine's own start, and our data path beside other S3 file systems.
+//! `make bench`: what publishing costs above the engine's own start, our data path beside other S3 file systems, and the pause when
+//! an engine dies.
 //! Everything that is compared is measured in one run, in turns, so that noise of the machine hits all alike.
 
 mod clients;
@@ -11,6 +12,7 @@ mod latency;
 mod machine;
 mod publish;
 mod report;
+mod resume;
 mod scratch;
 mod statistics;
 mod systemd;
@@ -55,6 +57,11 @@ pub fn systemd(options: &Options) -> anyhow::Result<()> {
 /// Throughput, small files and listings beside s3fs and rclone.
 pub fn data(options: &Options) -> anyhow::Result<()> {
     run("data", options, data::measure)
+}
+
+/// How long a mount stands still when its engine dies, and what our FUSE front costs.
+pub fn resume(options: &Options) -> anyhow::Result<()> {
+    run("resume", options, resume::measure)
 }
 
 /// Says how far a run is. On standard error, so that the tables alone can be kept.

@@ -113,6 +113,35 @@ fn an_open_directory_is_listed_on() {
     kept.unmount();
 }
 
+#[test]
+fn a_mapped_file_is_read_on() {
+    let fixture = Fixture::new("resume-mapped");
+    let world = World::new(&fixture);
+    let content = noise(7, 40 << 20);
+    world.put("file", &content);
+    let copy = fixture.path("copy");
+    fs::write(&copy, &content).unwrap();
+    let kept = world.mount();
+    // Maps what it is given and goes through it, page by page.
+    let start = |path: &std::path::Path| {
+        let mut command = Command::new("git");
+        command.args(["hash-object", "--no-filters"]).arg(path).stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let expected = start(&copy).wait_with_output().unwrap();
+    for _ in 0..3 {
+        let frozen = world.store.inject(Fault::new(Effect::Frozen).operation(Operation::GetObject));
+        rustix::fs::fadvise(File::open(kept.path("file")).unwrap(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let reader = start(&kept.path("file"));
+        wait_for("a page is missing", || frozen.hits() > 0);
+        kept.kill_engine();
+        frozen.release();
+        let found = reader.wait_with_output().unwrap();
+        assert!(found.status.success() && expected.status.success());
+        assert_eq!(found.stdout, expected.stdout);
+    }
+    kept.unmount();
+}
+
 fn name(entry: &fs::DirEntry) -> String {
     entry.file_name().into_string().unwrap()
 }

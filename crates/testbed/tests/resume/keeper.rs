@@ -1,7 +1,8 @@
 //! What the mounter does about engines that die, freeze or cannot be started, and when it gives up.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,16 +13,16 @@ use s3csi_testbed::environment::product;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::wait::wait_for;
 
-use crate::world::{Options, World, check_errno};
+use crate::world::{Options, World, check_errno, noise};
 
 /// A program in place of the engine: the real one, until somebody puts a line in front of it.
-fn replaceable_engine(fixture: &Fixture) -> PathBuf {
+pub fn replaceable_engine(fixture: &Fixture) -> PathBuf {
     let path = fixture.path("engine");
     write_engine(&path, "");
     path
 }
 
-fn write_engine(path: &Path, line: &str) {
+pub fn write_engine(path: &Path, line: &str) {
     let engine = product("mount-s3").unwrap();
     let draft = path.with_extension("draft");
     fs::write(&draft, format!("#!/bin/sh\n{line}\nexec {} \"$@\"\n", engine.display())).unwrap();
@@ -125,4 +126,134 @@ fn an_engine_lives_on_without_its_mounter() {
     kept.mounter().kill();
     assert_eq!(fs::read(kept.path("file")).unwrap(), b"content");
     kept.abandon();
+}
+
+#[test]
+fn an_engine_that_answers_nobody_is_replaced() {
+    let fixture = Fixture::new("resume-stuck");
+    let world = World::new(&fixture);
+    world.put("trap", b"content");
+    let kept = world.mount_with(&Options {
+        mounter: &["--stuck-after", "2s"],
+        environment: &["S3CSI_ENGINE_TRIALS=trap=trap"],
+        ..Options::default()
+    });
+    assert_eq!(fs::read(kept.path("trap")).unwrap(), b"content");
+    let (cause, _) = kept.resumed();
+    assert_eq!(cause, "no request answered for 2 seconds");
+    kept.unmount();
+}
+
+#[test]
+fn an_engine_that_was_told_to_end_by_a_stranger_is_replaced() {
+    let fixture = Fixture::new("resume-term");
+    let world = World::new(&fixture);
+    let kept = world.mount();
+    let mut file = File::create(kept.path("file")).unwrap();
+    file.write_all(b"content").unwrap();
+    kept.signal_engine(Signal::TERM);
+    let (cause, _) = kept.resumed();
+    assert_eq!(cause, "ended with code 0");
+    file.sync_all().unwrap();
+    assert_eq!(fs::read(kept.path("file")).unwrap(), b"content");
+    drop(file);
+    kept.unmount();
+}
+
+#[test]
+fn an_engine_that_stands_by_takes_over() {
+    let fixture = Fixture::new("resume-standby");
+    let world = World::new(&fixture);
+    world.put("file", b"content");
+    let kept = world.mount_with(&Options { mounter: &["--standby", "on"], ..Options::default() });
+    let file = File::open(kept.path("file")).unwrap();
+    for _ in 0..5 {
+        wait_for("another engine stands by", || kept.engines().len() == 2);
+        let [serving, standby] = kept.engines()[..] else { panic!("not two engines: {}", kept.mounter()) };
+        kept.kill_engine();
+        assert_ne!(kept.engine(), serving);
+        assert_eq!(kept.engine(), standby);
+        let mut content = [0; 7];
+        file.read_exact_at(&mut content, 0).unwrap();
+        assert_eq!(&content, b"content");
+    }
+    drop(file);
+    kept.unmount();
+}
+
+#[test]
+fn a_standby_that_dies_is_replaced_and_nobody_notices() {
+    let fixture = Fixture::new("resume-standby-dies");
+    let world = World::new(&fixture);
+    world.put("file", b"content");
+    let kept = world.mount_with(&Options { mounter: &["--standby", "on"], ..Options::default() });
+    wait_for("another engine stands by", || kept.engines().len() == 2);
+    let [serving, standby] = kept.engines()[..] else { panic!("not two engines: {}", kept.mounter()) };
+    rustix::process::kill_process(standby, Signal::KILL).unwrap();
+    wait_for("a third engine stands by", || kept.engines().len() == 2 && !kept.engines().contains(&standby));
+    assert_eq!(kept.engine(), serving);
+    assert_eq!(fs::read(kept.path("file")).unwrap(), b"content");
+    kept.unmount();
+}
+
+#[test]
+fn an_engine_that_the_kernel_killed_for_its_memory_is_replaced_and_the_report_says_so() {
+    let fixture = Fixture::new("resume-oom");
+    let world = World::new(&fixture);
+    let content = noise(1, 200 << 20);
+    world.put("file", &content);
+    let group = MemoryGroup::new("resume-oom");
+    let program = replaceable_engine(&fixture);
+    write_engine(&program, &format!("echo $$ > {}", group.path.join("cgroup.procs").display()));
+    let kept = world.mount_with(&Options { program: Some(&program), ..Options::default() });
+    // The next engine is not to suffer the same.
+    write_engine(&program, "");
+    group.limit(48 << 20);
+    // Reading ahead takes more memory than that.
+    assert!(fs::read(kept.path("file")).unwrap() == content, "other bytes");
+    let (cause, _) = kept.resumed();
+    assert_eq!(cause, "killed by the kernel, out of memory (OOM)");
+    kept.unmount();
+}
+
+#[test]
+fn an_engine_is_more_likely_to_be_killed_for_memory_than_its_mounter() {
+    let fixture = Fixture::new("resume-oom-score");
+    let world = World::new(&fixture);
+    let kept = world.mount();
+    let score = |process: rustix::process::Pid| -> i32 {
+        fs::read_to_string(format!("/proc/{process}/oom_score_adj")).unwrap().trim().parse().unwrap()
+    };
+    kept.kill_engine();
+    assert!(score(kept.mounter().pid()) < score(kept.engine()));
+    kept.unmount();
+}
+
+/// A memory cgroup of the test's own, removed when dropped.
+struct MemoryGroup {
+    path: PathBuf,
+    limit_file: &'static str,
+}
+
+impl MemoryGroup {
+    fn new(name: &str) -> Self {
+        let (root, limit_file) = if Path::new("/sys/fs/cgroup/memory").is_dir() {
+            (Path::new("/sys/fs/cgroup/memory"), "memory.limit_in_bytes")
+        } else {
+            (Path::new("/sys/fs/cgroup"), "memory.max")
+        };
+        let path = root.join(format!("s3csi-test-{name}-{}", std::process::id()));
+        fs::create_dir(&path).unwrap_or_else(|error| panic!("no memory cgroup can be made here: {error}"));
+        Self { path, limit_file }
+    }
+
+    fn limit(&self, bytes: usize) {
+        fs::write(self.path.join(self.limit_file), bytes.to_string()).unwrap();
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        wait_for("the cgroup is empty", || fs::remove_dir(&self.path).is_ok());
+    }
 }

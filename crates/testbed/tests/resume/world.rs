@@ -41,6 +41,10 @@ pub struct Kept<'a> {
 pub struct Options<'a> {
     pub mounter: &'a [&'a str],
     pub engine: &'a [&'a str],
+    /// Arguments that the usual mount has and this one has not.
+    pub without: &'a [&'a str],
+    /// What the engine finds in its environment, too.
+    pub environment: &'a [&'a str],
     pub program: Option<&'a Path>,
 }
 
@@ -94,18 +98,20 @@ impl<'a> World<'a> {
         args.push(format!("--endpoint-url={}", self.store.endpoint()));
         args.push(format!("--region={}", self.store.region()));
         args.extend(options.engine.iter().map(ToString::to_string));
+        args.retain(|it| !options.without.contains(&it.as_str()));
         if let Some(authority) = self.store.authority_pem() {
             let bundle = self.fixture.path("ca.pem");
             std::fs::write(&bundle, authority).unwrap();
             args.push(format!("--ca-bundle={}", bundle.display()));
         }
-        let env = vec![
+        let mut env = vec![
             format!("AWS_ACCESS_KEY_ID={}", account.access_key),
             format!("AWS_SECRET_ACCESS_KEY={}", account.secret_key),
             "AWS_EC2_METADATA_DISABLED=true".to_owned(),
             // By this the engines of a test are told from those of others.
             format!("HOME={}", self.fixture.directory().display()),
         ];
+        env.extend(options.environment.iter().map(ToString::to_string));
         MountRequest { bucket_name: BUCKET.to_owned(), args, env, source: None }
     }
 }
@@ -127,10 +133,15 @@ impl Kept<'_> {
         Answer::from_line(&line).unwrap_or_else(|_| panic!("{line:?} is no answer: {}", self.mounter))
     }
 
+    /// All engines, the one that serves first.
+    pub fn engines(&self) -> Vec<Pid> {
+        processes::running("mount-s3", self.fixture.directory())
+    }
+
     /// The process that serves now.
     #[track_caller]
     pub fn engine(&self) -> Pid {
-        let find = || processes::running("mount-s3", self.fixture.directory()).pop();
+        let find = || self.engines().into_iter().next();
         wait_for_some(Instant::now() + SOON, find).unwrap_or_else(|| panic!("no engine runs: {}", self.mounter))
     }
 

@@ -3,6 +3,7 @@
 mod client;
 mod containers;
 mod failures;
+mod kept;
 mod managers;
 mod patterns;
 mod predecessors;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::{Index, Node, ROOT, ROOT_SLOT, Table, Unneeded, number};
-use crate::state::{DIRTY, Kind, NEW, ORPHANED, POISONED, Slot};
+use crate::state::{DIRTY, KEPT, Kind, NEW, ORPHANED, POISONED, Slot};
 
 impl Table {
     /// Builds the index over the slots. Nodes other than the root are lost until somebody asks for them.
@@ -40,6 +40,7 @@ impl Table {
             }
         }
         self.state.unstored().store(0, Release);
+        self.state.spool().load(self.state.used(), self.all().filter_map(|(number, slot)| kept(number, slot)));
         self.collect_unneeded(&mut index);
     }
 
@@ -72,14 +73,16 @@ impl Table {
             return index.release(number, slot);
         };
         known.handles += 1;
+        let Ok(node) = self.current(node) else { return };
         if slot.has(DIRTY) {
+            // Whatever is found under its name now may be another version.
+            node.stamp.store(0, Relaxed);
+        }
+        if slot.has(DIRTY) && !slot.has(KEPT) {
             // What was written is lost, and with it a name that was not in the bucket yet.
             slot.set(POISONED);
             slot.clear(DIRTY);
-            if let Ok(node) = self.current(node) {
-                node.clear(NEW);
-                node.stamp.store(0, Relaxed);
-            }
+            node.clear(NEW);
         }
     }
 
@@ -92,7 +95,7 @@ impl Table {
         }
     }
 
-    fn all(&self) -> impl Iterator<Item = (u32, &Slot)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (u32, &Slot)> {
         (ROOT_SLOT..self.state.used()).filter_map(|number| Some((number, self.state.slot(number)?)))
     }
 
@@ -107,4 +110,11 @@ impl Table {
         }
         found
     }
+}
+
+/// What is kept for a write handle, if anything.
+fn kept(number: u32, slot: &Slot) -> Option<(u32, u64)> {
+    let length = slot.count.load(Relaxed);
+    let is_kept = slot.kind() == Kind::WriteHandle && slot.has(KEPT) && length > 0;
+    is_kept.then_some((number, length))
 }

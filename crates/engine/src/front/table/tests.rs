@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::POISONED;
+use crate::state::{KEPT, POISONED};
 
 fn table() -> Table {
     let table = Table::new(State::private().unwrap());
@@ -25,7 +25,7 @@ fn found(kind: Kind, inode: u64) -> Found {
 }
 
 fn handle(kind: Kind, open_flags: i32) -> NewHandle<'static> {
-    NewHandle { kind, open_flags, opener: 42, etag: b"\"etag\"" }
+    NewHandle { kind, open_flags, opener: 42, etag: b"\"etag\"", flags: 0 }
 }
 
 fn bound_to(table: &Table, node: u64) -> Result<u64, TableError> {
@@ -215,6 +215,85 @@ fn only_data_that_is_not_stored_poisons_a_handle() {
     assert_eq!(table.lost_new(ROOT, b"11"), None, "its name is lost with its data");
     assert!(table.lost_new(ROOT, b"10").is_some());
     assert_eq!(table.etag(table.handle(unused).unwrap()), b"\"etag\"");
+}
+
+fn read_kept(table: &Table, handle: u64) -> Vec<u8> {
+    let length = table.handle(handle).unwrap().count.load(Acquire);
+    let mut bytes = vec![0; usize::try_from(length).unwrap()];
+    table.read_kept(handle, 0, &mut bytes).unwrap();
+    bytes
+}
+
+fn kept_handle(table: &Table, inode: u64) -> u64 {
+    let found = Found { flags: NEW, ..found(Kind::File, inode) };
+    let node = table.entry(ROOT, inode.to_string().as_bytes(), found).unwrap();
+    table.add_handle(node, NewHandle { flags: KEPT, ..handle(Kind::WriteHandle, 1) }).unwrap()
+}
+
+fn write(table: &Table, handle: u64, data: &[u8]) {
+    let slot = table.handle(handle).unwrap();
+    table.begin_writing(slot);
+    table.wrote(handle, slot, data);
+}
+
+#[test]
+fn what_is_kept_of_a_file_is_known_to_a_successor_and_poisons_nothing() {
+    let table = table();
+    let (begun, written) = (kept_handle(&table, 10), kept_handle(&table, 11));
+    // As if the engine had died inside the first write.
+    table.begin_writing(table.handle(begun).unwrap());
+    write(&table, written, b"one ");
+    write(&table, written, b"two");
+    assert_eq!(table.state.unstored().load(Acquire), 0, "nothing would be lost");
+    let table = successor(&successor(&table));
+    assert_eq!(table.kept_by_others(), [begun, written]);
+    assert_eq!((read_kept(&table, begun), read_kept(&table, written)), (Vec::new(), b"one two".to_vec()));
+    assert!([begun, written].iter().all(|it| !table.handle(*it).unwrap().has(POISONED)));
+    assert!(table.lost_new(ROOT, b"11").is_some());
+}
+
+#[test]
+fn a_file_that_is_too_long_to_be_kept_is_at_risk_until_it_is_stored() {
+    let table = table();
+    let handle = kept_handle(&table, 10);
+    write(&table, handle, &vec![1; 8 << 20]);
+    assert_eq!(table.state.unstored().load(Acquire), 0);
+    write(&table, handle, b"x");
+    assert_eq!(table.state.unstored().load(Acquire), 1);
+    let slot = table.handle(handle).unwrap();
+    assert!(!slot.has(KEPT));
+    table.end_writing(slot);
+    assert_eq!(table.state.unstored().load(Acquire), 0);
+    write(&table, handle, b"y");
+    let table = successor(&table);
+    assert!(table.handle(handle).unwrap().has(POISONED));
+}
+
+proptest! {
+    /// Whatever is written, closed and crashed in between: what is kept is what was written.
+    #[test]
+    fn a_successor_reads_what_was_written(
+        pieces in prop::collection::vec((0..4_usize, 0..9000_usize, prop::bool::ANY), 0..40),
+    ) {
+        let mut table = table();
+        let mut open: Vec<(u64, Vec<u8>)> = (10..14).map(|it| (kept_handle(&table, it), Vec::new())).collect();
+        for (number, (file, length, is_crash)) in (0_u8..).zip(pieces) {
+            let piece = vec![number; length];
+            if length == 0 {
+                table.drop_handle(open[file].0);
+                open[file] = (kept_handle(&table, 20 + u64::from(number)), Vec::new());
+            } else {
+                write(&table, open[file].0, &piece);
+                open[file].1.extend(piece);
+            }
+            if is_crash {
+                table = successor(&table);
+            }
+        }
+        for (handle, expected) in &open {
+            prop_assert!(read_kept(&table, *handle) == *expected);
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,65 @@
+//! What was written through a handle and is not in the bucket yet: how much of it outlives this engine.
+
+use std::io;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+
+use super::{Table, number};
+use crate::state::{DIRTY, KEPT, Kind, Slot};
+
+impl Table {
+    /// Something is being written that is not in the bucket yet.
+    pub fn begin_writing(&self, slot: &Slot) {
+        let was_at_risk = is_at_risk(slot);
+        slot.set(DIRTY);
+        self.count(was_at_risk, is_at_risk(slot));
+    }
+
+    /// What was written is in the bucket, or will never be.
+    pub fn end_writing(&self, slot: &Slot) {
+        let was_at_risk = is_at_risk(slot);
+        slot.clear(DIRTY);
+        self.count(was_at_risk, is_at_risk(slot));
+    }
+
+    /// Takes note of bytes that the file system beneath has taken, and keeps them if there is room.
+    pub fn wrote(&self, handle: u64, slot: &Slot, data: &[u8]) {
+        let length = slot.count.load(Acquire);
+        if slot.has(KEPT) && !self.state.spool().append(number(handle), length, data) {
+            self.stop_keeping(handle, slot);
+        }
+        slot.count.fetch_add(data.len() as u64, Release);
+    }
+
+    /// Reads kept bytes, from `offset` on.
+    pub fn read_kept(&self, handle: u64, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.state.spool().read(number(handle), offset, bytes)
+    }
+
+    /// From now on a crash loses what was written and is not in the bucket.
+    pub fn stop_keeping(&self, handle: u64, slot: &Slot) {
+        let was_at_risk = is_at_risk(slot);
+        if slot.clear(KEPT) {
+            self.state.spool().clear(number(handle), slot.count.load(Acquire));
+        }
+        self.count(was_at_risk, is_at_risk(slot));
+    }
+
+    /// Handles of engines before this one whose data has to be written once more.
+    pub fn kept_by_others(&self) -> Vec<u64> {
+        let is_waiting = |slot: &Slot| slot.kind() == Kind::WriteHandle && slot.has(DIRTY) && slot.has(KEPT);
+        self.all().filter(|(_, slot)| is_waiting(slot)).map(|(number, slot)| super::id(number, slot)).collect()
+    }
+
+    /// The keeper waits for all such handles before it replaces an engine that is well.
+    fn count(&self, was_at_risk: bool, is_at_risk: bool) {
+        match (was_at_risk, is_at_risk) {
+            (false, true) => self.state.unstored().fetch_add(1, AcqRel),
+            (true, false) => self.state.unstored().fetch_sub(1, AcqRel),
+            (true, true) | (false, false) => return,
+        };
+    }
+}
+
+fn is_at_risk(slot: &Slot) -> bool {
+    slot.has(DIRTY) && !slot.has(KEPT)
+}
