@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Proves that the suite cleaned up behind itself: no process of ours, FUSE mount or temporary directory is there that was
+# Proves that the suite cleaned up behind itself: no process of ours, FUSE mount, cgroup or temporary directory is there that was
 # not there before it. (Each test's fixture looks for its own; this finds what no fixture felt responsible for.)
 # Usage: scripts/leftovers.sh record | check
 set -euo pipefail
@@ -25,6 +25,7 @@ present() {
     esac
   done
   awk '$3 ~ /^fuse/ && $1 == "mountpoint-s3" { print "mount " $2 }' /proc/mounts
+  find /sys/fs/cgroup -type d -name 's3csi-[0-9]*' -prune -printf 'cgroup %p\n' 2>/dev/null || true
   find /tmp -maxdepth 1 \( -name 's3csi-*' -o -name 'systemd-beside.*' \) -printf 'directory %p\n'
 }
 

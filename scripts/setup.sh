@@ -13,6 +13,9 @@ readonly PACKAGES=(
   fuse3                            # fusermount3, for mounts by unprivileged users
   util-linux                       # unshare: every mounting test runs in a mount namespace of its own
   systemd                          # `make test-systemd` starts one in namespaces of its own
+  containerd runc containernetworking-plugins # Pods in the test cluster
+  iproute2 iptables                # its network; kubelet asks for the latter
+  busybox-static                   # what its Pods run
   ca-certificates                  # the S3 client refuses to start without any trust store
   git shellcheck                   # `make lint`
 )

@@ -13,6 +13,8 @@ readonly TOOLS=(
   "versitygw v1.8.0 github.com/versity/versitygw/cmd/versitygw"
   # The CSI project's own test suite for drivers.
   "csi-sanity v5.6.0 github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity"
+  # The tool people install the chart with: the chart's tests render and check it as they would.
+  "helm v3.22.0 helm.sh/helm/v3/cmd/helm"
 )
 readonly ROOT=${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/tools
 

@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 
 use s3csi_testbed::bench::{self, Options, Thoroughness};
+use s3csi_testbed::cluster::ControlPlane;
 use s3csi_testbed::demo::{self, Ending};
 use s3csi_testbed::s3::{Config, S3Server, Transport};
 use s3csi_testbed::store::{Account, Store as _};
@@ -27,6 +28,8 @@ enum Command {
     Bench(Bench),
     /// Serve S3 from memory until interrupted.
     S3(S3),
+    /// Serve the Kubernetes API (etcd and an API server, no node) until interrupted.
+    ControlPlane,
 }
 
 #[derive(Parser)]
@@ -87,6 +90,7 @@ impl Cli {
             Command::Bench(Bench::Data(it)) => bench::data(&it.options()),
             Command::Bench(Bench::Resume(it)) => bench::resume(&it.options()),
             Command::S3(it) => it.run(),
+            Command::ControlPlane => run_control_plane(),
         }
     }
 }
@@ -111,12 +115,23 @@ impl S3 {
         if let Some(authority) = server.authority_pem() {
             print!("{authority}");
         }
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
-        runtime.block_on(wait_for_the_end()).context("failed to wait for a signal")
+        wait_for_the_end()
     }
 }
 
-async fn wait_for_the_end() -> std::io::Result<()> {
+fn run_control_plane() -> anyhow::Result<()> {
+    let control_plane = ControlPlane::start("control-plane")?;
+    println!("ready {}", control_plane.server());
+    println!("export KUBECONFIG={}", control_plane.kubeconfig().display());
+    wait_for_the_end()
+}
+
+fn wait_for_the_end() -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(the_end()).context("failed to wait for a signal")
+}
+
+async fn the_end() -> std::io::Result<()> {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {
         _ = terminate.recv() => Ok(()),

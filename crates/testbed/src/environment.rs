@@ -8,6 +8,8 @@ pub enum MissingProgram {
     Product { path: PathBuf },
     #[error("there is no tool {path:?}; run: make tools")]
     Tool { path: PathBuf },
+    #[error("there is no Kubernetes {path:?}; run: make kube")]
+    Kube { path: PathBuf },
     #[error("there is no program {path:?}; run: scripts/peers.sh")]
     Peer { path: PathBuf },
     #[error("failed to find out where this program lies")]
@@ -29,12 +31,14 @@ pub fn product(name: &str) -> Result<PathBuf, MissingProgram> {
 
 /// A program that `make tools` builds.
 pub fn tool(name: &str) -> Result<PathBuf, MissingProgram> {
-    let directory = match std::env::var_os("S3CSI_TOOLS") {
-        Some(directory) => PathBuf::from(directory),
-        None => cache().join("s3csi/tools/bin"),
-    };
-    let path = directory.join(name);
+    let path = tools().join(name);
     if path.is_file() { Ok(path) } else { Err(MissingProgram::Tool { path }) }
+}
+
+/// The program that is all of Kubernetes; `make kube` builds it.
+pub fn kube() -> Result<PathBuf, MissingProgram> {
+    let path = tools().join("kube");
+    if path.is_file() { Ok(path) } else { Err(MissingProgram::Kube { path }) }
 }
 
 /// One of the file systems that benchmarks compare ours with; scripts/peers.sh installs them.
@@ -73,6 +77,19 @@ pub fn systemd_log() -> Option<PathBuf> {
 /// What every child gets of our environment; the rest must not change what a test sees.
 pub fn search_path() -> String {
     std::env::var("PATH").unwrap_or_else(|_| "/usr/sbin:/usr/bin:/sbin:/bin".to_owned())
+}
+
+/// The root of this repository, where the scripts are.
+pub fn workspace() -> PathBuf {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    workspace.canonicalize().unwrap_or(workspace)
+}
+
+fn tools() -> PathBuf {
+    match std::env::var_os("S3CSI_TOOLS") {
+        Some(directory) => PathBuf::from(directory),
+        None => cache().join("s3csi/tools/bin"),
+    }
 }
 
 fn beside_us() -> Result<PathBuf, MissingProgram> {

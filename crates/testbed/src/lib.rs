@@ -3,11 +3,13 @@
 
 pub mod bench;
 pub mod certificates;
+pub mod cluster;
 pub mod demo;
 pub mod engine;
 pub mod environment;
 pub mod fixture;
 pub mod http;
+pub mod image;
 pub mod kubelet;
 pub mod leftovers;
 pub mod plugin;

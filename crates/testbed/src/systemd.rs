@@ -45,9 +45,9 @@ where
 #[track_caller]
 fn start(test: &str, disk: Option<&Path>) {
     let log = systemd_log(test);
-    let mut command = Command::new(workspace().join("scripts/with-systemd.sh"));
+    let mut command = Command::new(environment::workspace().join("scripts/with-systemd.sh"));
     command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture", "--test-threads=1"]);
-    command.current_dir(workspace()).env("SYSTEMD_LOG", log.path());
+    command.current_dir(environment::workspace()).env("SYSTEMD_LOG", log.path());
     if let Some(disk) = disk {
         command.env(environment::DISK, disk);
     }
@@ -114,8 +114,4 @@ fn test_name<Body>() -> String {
         name = shorter;
     }
     name.split_once("::").map_or(name, |(_, it)| it).to_owned()
-}
-
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }

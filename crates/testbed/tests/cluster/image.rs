@@ -1,0 +1,47 @@
+//! The container image: what is in it, and that the same programs always give the same image.
+
+use std::process::Command;
+
+use s3csi_testbed::image;
+
+#[test]
+fn the_same_programs_give_the_same_image_and_nothing_else_is_in_it() {
+    let directory = tempfile::Builder::new().prefix("s3csi-test-").tempdir_in("/tmp").unwrap();
+    let [one, other] = ["one.tar", "other.tar"].map(|it| directory.path().join(it));
+    let digest = image::write(&one).unwrap();
+    assert!(digest.starts_with("sha256:") && digest.len() == 71, "{digest}");
+    assert_eq!(image::write(&other).unwrap(), digest);
+    assert!(std::fs::read(&one).unwrap() == std::fs::read(&other).unwrap(), "the archives differ");
+
+    let layer = biggest_blob(&one);
+    let files = run("sh", &["-c", "tar -xOf \"$0\" \"$1\" | tar -tz", one.to_str().unwrap(), &layer]);
+    let mut files: Vec<&str> = files.lines().filter(|it| !it.ends_with('/')).collect();
+    files.sort_unstable();
+    let expected = [
+        "./bin/mount-s3",
+        "./bin/s3csi",
+        "./bin/s3csi-mounter",
+        "./etc/ssl/certs/ca-certificates.crt",
+        "./licenses/LICENSE",
+        "./licenses/NOTICE",
+        "./licenses/third-party.txt",
+    ];
+    assert_eq!(files, expected);
+}
+
+/// The name of the layer in the archive.
+fn biggest_blob(archive: &std::path::Path) -> String {
+    let table = run("tar", &["--list", "--verbose", "--file", archive.to_str().unwrap()]);
+    let size_and_name = |line: &str| {
+        let mut fields = line.split_whitespace();
+        Some((fields.nth(2)?.parse::<u64>().ok()?, fields.next_back()?.to_owned()))
+    };
+    table.lines().filter_map(size_and_name).max().unwrap().1
+}
+
+#[track_caller]
+fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
