@@ -233,6 +233,22 @@ impl fmt::Display for Notice {
     }
 }
 
+impl WaitReason {
+    /// Whether waiting will help. Otherwise somebody must change something.
+    pub const fn passes_by_itself(&self) -> bool {
+        match self {
+            Self::AttachmentEnding { .. }
+            | Self::PredecessorEnding { .. }
+            | Self::PredecessorLost { .. }
+            | Self::NotRunning { trouble: None, .. } => true,
+            Self::Refused(_)
+            | Self::VolumeMissing
+            | Self::VolumeRefused { .. }
+            | Self::NotRunning { trouble: Some(_), .. } => false,
+        }
+    }
+}
+
 impl fmt::Display for WaitReason {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,0 +1,221 @@
+//! `s3csi controller`.
+
+use std::net::SocketAddr;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use tokio::net::TcpListener;
+
+use super::kubernetes::KubernetesArgs;
+use super::{LogFormat, asked_to_stop, start_log};
+use crate::controller::names::Names;
+use crate::controller::pod::PodSettings;
+use crate::controller::steps::{Step, Steps};
+use crate::controller::{self, Candidacy, Settings, Vitals};
+use crate::health;
+
+pub const EXAMPLE: &str = "\
+Example, outside of a cluster:
+  s3csi controller --kubeconfig ~/.kube/config --mountpoint-image ghcr.io/example/s3csi:1.0.0 --leader-election off";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LeaderElection {
+    /// Of several controllers the holder of a Lease works.
+    On,
+    /// This one works at once. Safe with several, but some work is done twice.
+    Off,
+}
+
+#[derive(Args, Debug)]
+pub struct ControllerArgs {
+    #[command(flatten)]
+    kubernetes: KubernetesArgs,
+
+    /// Name of the driver; labels, annotations and the API group of attachments derive from it.
+    #[arg(long, env = "DRIVER_NAME", value_name = "NAME", default_value = "s3.csi.scality.com")]
+    driver_name: String,
+
+    /// Where Mountpoint Pods run.
+    #[arg(long, env = "MOUNTPOINT_NAMESPACE", value_name = "NAMESPACE", default_value = "mount-s3")]
+    mountpoint_namespace: String,
+
+    /// Image of Mountpoint Pods: this one.
+    #[arg(long, env = "MOUNTPOINT_IMAGE", value_name = "IMAGE", default_value = "", hide_default_value = true)]
+    mountpoint_image: String,
+
+    /// When the image is pulled [default: as Kubernetes thinks best]
+    #[arg(long, env = "MOUNTPOINT_IMAGE_PULL_POLICY", value_name = "POLICY")]
+    mountpoint_image_pull_policy: Option<String>,
+
+    /// Secrets in the namespace of Mountpoint Pods with which the image is pulled.
+    #[arg(long, env = "MOUNTPOINT_IMAGE_PULL_SECRETS", value_name = "NAME,…", value_delimiter = ',')]
+    mountpoint_image_pull_secrets: Vec<String>,
+
+    /// The mounter in the image.
+    #[arg(long, env = "MOUNTPOINT_CONTAINER_COMMAND", value_name = "PATH", default_value = "/bin/s3csi-mounter")]
+    mountpoint_container_command: String,
+
+    /// Version of the engine in the image, for a label [default: the driver's own]
+    #[arg(long, env = "MOUNTPOINT_VERSION", value_name = "VERSION")]
+    mountpoint_version: Option<String>,
+
+    /// Priority class of Mountpoint Pods.
+    #[arg(long, env = "MOUNTPOINT_PRIORITY_CLASS_NAME", value_name = "NAME")]
+    mountpoint_priority_class_name: Option<String>,
+
+    /// A ConfigMap in the namespace of Mountpoint Pods whose key ca-bundle.crt says whom engines trust.
+    #[arg(long, env = "TLS_CA_CERT_CONFIGMAP", value_name = "NAME")]
+    tls_ca_cert_configmap: Option<String>,
+
+    /// Whether the holder of a Lease works, or everybody.
+    #[arg(long, value_enum, default_value = "on")]
+    leader_election: LeaderElection,
+
+    /// Name of the Lease.
+    #[arg(long, value_name = "NAME", default_value = "s3-csi-controller")]
+    lease_name: String,
+
+    /// Namespace of the Lease [default: the Pod's own]
+    #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE")]
+    lease_namespace: Option<String>,
+
+    /// How long a Lease lasts that nobody renews.
+    #[arg(long, value_name = "SECONDS", default_value = "15")]
+    lease_duration: NonZeroU64,
+
+    /// Name of this controller among several, for the Lease and in Events [default: the host's name and a number]
+    #[arg(long, env = "POD_NAME", value_name = "NAME")]
+    identity: Option<String>,
+
+    /// How many volumes are worked on at once.
+    #[arg(long, value_name = "NUMBER", default_value = "8")]
+    workers: NonZeroUsize,
+
+    /// Where to serve /healthz and /readyz; without it there is none.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    health_address: Option<SocketAddr>,
+
+    /// Log lines as text or as JSON objects.
+    #[arg(long, value_enum, default_value = "text")]
+    log_format: LogFormat,
+
+    /// Verbosity; from 4 on debug messages are shown.
+    #[arg(long, short, value_name = "LEVEL", default_value_t = 2)]
+    v: u8,
+
+    /// For tests of crashes: end right after the first call of this kind.
+    #[arg(long, hide = true, value_enum, value_name = "STEP")]
+    stop_after: Option<Step>,
+}
+
+impl ControllerArgs {
+    pub fn run(self) -> anyhow::Result<()> {
+        // No `..`: a flag nobody uses does not compile.
+        let Self {
+            kubernetes,
+            driver_name,
+            mountpoint_namespace,
+            mountpoint_image,
+            mountpoint_image_pull_policy,
+            mountpoint_image_pull_secrets,
+            mountpoint_container_command,
+            mountpoint_version,
+            mountpoint_priority_class_name,
+            tls_ca_cert_configmap,
+            leader_election,
+            lease_name,
+            lease_namespace,
+            lease_duration,
+            identity,
+            workers,
+            health_address,
+            log_format,
+            v,
+            stop_after,
+        } = self;
+        start_log(log_format, v);
+        anyhow::ensure!(
+            !mountpoint_image.is_empty(),
+            "the image of Mountpoint Pods is required: set MOUNTPOINT_IMAGE or --mountpoint-image"
+        );
+        let driver_version = env!("CARGO_PKG_VERSION").to_owned();
+        let identity = set(identity).map_or_else(own_name, Ok)?;
+
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .context("failed to start the async runtime")?;
+        runtime.block_on(async {
+            let client = kubernetes.client().await?;
+            let candidacy = match leader_election {
+                LeaderElection::Off => None,
+                LeaderElection::On => Some(Candidacy {
+                    namespace: set(lease_namespace).unwrap_or_else(|| client.default_namespace().to_owned()),
+                    lease: lease_name,
+                    identity: identity.clone(),
+                    duration: Duration::from_secs(lease_duration.get()),
+                }),
+            };
+            let vitals = Arc::new(Vitals::default());
+            if let Some(address) = health_address {
+                let listener = TcpListener::bind(address)
+                    .await
+                    .with_context(|| format!("failed to listen on {address} for /healthz"))?;
+                let address = listener.local_addr().unwrap_or(address);
+                tracing::info!(%address, "serving /healthz and /readyz");
+                let vitals = vitals.clone();
+                tokio::spawn(health::serve(listener, None, move |question| {
+                    std::future::ready(vitals.check(question, tokio::time::Instant::now()))
+                }));
+            }
+            let mut shutdown = std::pin::pin!(asked_to_stop()?);
+            let platform = tokio::select! {
+                platform = controller::platform(&client) => platform,
+                () = &mut shutdown => return Ok(()),
+            };
+            let settings = Settings {
+                pods: PodSettings {
+                    names: Names::new(&driver_name),
+                    namespace: mountpoint_namespace,
+                    image: mountpoint_image,
+                    image_pull_policy: set(mountpoint_image_pull_policy),
+                    image_pull_secrets: mountpoint_image_pull_secrets.into_iter().filter(|it| !it.is_empty()).collect(),
+                    command: mountpoint_container_command,
+                    priority_class: set(mountpoint_priority_class_name),
+                    mountpoint_version: set(mountpoint_version).unwrap_or_else(|| driver_version.clone()),
+                    driver_version,
+                    ca_config_map: set(tls_ca_cert_configmap),
+                    platform,
+                },
+                identity,
+                candidacy,
+                workers,
+                steps: Steps::stop_after(stop_after),
+            };
+            tracing::info!(
+                driver = driver_name,
+                version = env!("CARGO_PKG_VERSION"),
+                identity = settings.identity,
+                "controller started"
+            );
+            controller::run(client, settings, vitals, shutdown).await;
+            tracing::info!("stopped");
+            Ok(())
+        })
+    }
+}
+
+/// Charts set variables to nothing where nobody said anything.
+fn set(text: Option<String>) -> Option<String> {
+    text.filter(|it| !it.is_empty())
+}
+
+/// The host's name tells people which Pod it is, the number tells apart two processes on it.
+fn own_name() -> anyhow::Result<String> {
+    let host = rustix::system::uname();
+    let host = host.nodename().to_str().context("the host's name is not valid text")?;
+    Ok(format!("{host}-{}", std::process::id()))
+}

@@ -1,0 +1,34 @@
+//! How the API server is reached.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+#[derive(Args, Debug)]
+pub struct KubernetesArgs {
+    /// How to reach the API server [default: as the Pod's service account]
+    #[arg(long, env = "KUBECONFIG", value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+impl KubernetesArgs {
+    pub async fn client(self) -> anyhow::Result<Client> {
+        let Self { kubeconfig } = self;
+        let config = match kubeconfig {
+            Some(path) => from_file(&path).await?,
+            None => Config::incluster().context(
+                "failed to reach the API server as the Pod's service account (outside of a cluster, name a file with --kubeconfig)",
+            )?,
+        };
+        Client::try_from(config).context("failed to prepare the connection to the API server")
+    }
+}
+
+async fn from_file(path: &Path) -> anyhow::Result<Config> {
+    let unusable = || format!("failed to use the kubeconfig {}", path.display());
+    let kubeconfig = Kubeconfig::read_from(path).with_context(unusable)?;
+    Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.with_context(unusable)
+}

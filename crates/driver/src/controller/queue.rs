@@ -1,0 +1,229 @@
+//! Which unit is looked at next. Each waits at most once, whoever asks for it, and never runs twice at a time.
+
+use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// The first retry; each further one waits twice as long.
+const FIRST_RETRY: Duration = Duration::from_millis(250);
+
+/// However often something failed, it is tried again after this.
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub struct Queue<Key> {
+    state: Mutex<State<Key>>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct State<Key> {
+    due: BTreeSet<(Instant, Key)>,
+    due_at: HashMap<Key, Instant>,
+    running: HashMap<Key, Instant>,
+    /// Asked for while it ran.
+    again: HashMap<Key, Instant>,
+    failures: HashMap<Key, u32>,
+}
+
+impl<Key> Default for Queue<Key> {
+    fn default() -> Self {
+        Self {
+            state: Mutex::new(State {
+                due: BTreeSet::new(),
+                due_at: HashMap::new(),
+                running: HashMap::new(),
+                again: HashMap::new(),
+                failures: HashMap::new(),
+            }),
+            changed: Notify::new(),
+        }
+    }
+}
+
+impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
+    /// Asks for a look, not before the delay has passed. The earliest wish counts.
+    pub fn add(&self, key: Key, delay: Duration) {
+        self.lock().add(key, Instant::now() + delay);
+        self.changed.notify_one();
+    }
+
+    /// Waits for the next one that is due. Whoever takes it says `done` or `failed` later.
+    pub async fn next(&self) -> Key {
+        loop {
+            let wait = match self.lock().take(Instant::now()) {
+                Ok(key) => {
+                    // There may be more for the others.
+                    self.changed.notify_one();
+                    return key;
+                }
+                Err(wait) => wait,
+            };
+            let changed = self.changed.notified();
+            match wait {
+                Some(until) => {
+                    let _ = tokio::time::timeout_at(until, changed).await;
+                }
+                None => changed.await,
+            }
+        }
+    }
+
+    /// It went well.
+    pub fn done(&self, key: &Key, look_again_in: Option<Duration>) {
+        let mut state = self.lock();
+        state.failures.remove(key);
+        state.finish(key, look_again_in.map(|it| Instant::now() + it));
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// It did not: another try after a pause that grows, and is different for everybody.
+    pub fn failed(&self, key: &Key) -> Duration {
+        let mut state = self.lock();
+        let failures = state.failures.entry(key.clone()).or_default();
+        *failures = failures.saturating_add(1);
+        let pause = pause(*failures, random());
+        state.finish(key, Some(Instant::now() + pause));
+        drop(state);
+        self.changed.notify_one();
+        pause
+    }
+
+    /// Since when the one that runs longest has been running.
+    pub fn longest_running_since(&self) -> Option<Instant> {
+        self.lock().running.values().min().copied()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<Key>> {
+        // Every change below is a few moves that cannot panic half way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<Key: Clone + Eq + Ord + std::hash::Hash> State<Key> {
+    fn add(&mut self, key: Key, at: Instant) {
+        if self.running.contains_key(&key) {
+            let again = self.again.entry(key).or_insert(at);
+            *again = (*again).min(at);
+            return;
+        }
+        if let Some(known) = self.due_at.get(&key).copied() {
+            if known <= at {
+                return;
+            }
+            self.due.remove(&(known, key.clone()));
+        }
+        self.due_at.insert(key.clone(), at);
+        self.due.insert((at, key));
+    }
+
+    /// One that is due, or when the next one will be.
+    fn take(&mut self, now: Instant) -> Result<Key, Option<Instant>> {
+        let Some((at, _)) = self.due.first() else {
+            return Err(None);
+        };
+        if now < *at {
+            return Err(Some(*at));
+        }
+        let Some((_, key)) = self.due.pop_first() else {
+            return Err(None);
+        };
+        self.due_at.remove(&key);
+        self.running.insert(key.clone(), now);
+        Ok(key)
+    }
+
+    fn finish(&mut self, key: &Key, at: Option<Instant>) {
+        self.running.remove(key);
+        let again = self.again.remove(key);
+        if let Some(at) = [at, again].into_iter().flatten().min() {
+            self.add(key.clone(), at);
+        }
+    }
+}
+
+/// Between half and all of a time that doubles with every failure.
+fn pause(failures: u32, random: u64) -> Duration {
+    let doubled = FIRST_RETRY.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
+    let longest = doubled.min(LONGEST_RETRY);
+    let thousandths = u32::try_from(random % 1000).unwrap_or_default();
+    longest / 2 + (longest / 2) * thousandths / 1000
+}
+
+/// Different for each call; the standard library's hashers are seeded by the system.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::ZERO;
+
+    /// What is due right now, in order.
+    fn due(queue: &Queue<&'static str>) -> Vec<&'static str> {
+        std::iter::from_fn(|| queue.lock().take(Instant::now()).ok()).collect()
+    }
+
+    #[test]
+    fn each_key_waits_once() {
+        let queue = Queue::default();
+        for key in ["b", "a", "b"] {
+            queue.add(key, NOW);
+        }
+        assert_eq!(due(&queue), ["b", "a"]);
+        assert_eq!(due(&queue), [""; 0]);
+    }
+
+    #[test]
+    fn the_earliest_wish_counts() {
+        let queue = Queue::default();
+        queue.add("a", Duration::from_secs(60));
+        assert_eq!(due(&queue), [""; 0]);
+        queue.add("a", NOW);
+        queue.add("a", Duration::from_secs(60));
+        assert_eq!(due(&queue), ["a"]);
+    }
+
+    #[test]
+    fn a_key_that_runs_is_not_taken_again_until_it_is_done() {
+        let queue = Queue::default();
+        queue.add("a", NOW);
+        assert_eq!(due(&queue), ["a"]);
+        assert!(queue.longest_running_since().is_some());
+        queue.add("a", NOW);
+        assert_eq!(due(&queue), [""; 0]);
+        queue.done(&"a", None);
+        assert_eq!(due(&queue), ["a"]);
+        queue.done(&"a", None);
+        assert_eq!(due(&queue), [""; 0]);
+        assert_eq!(queue.longest_running_since(), None);
+    }
+
+    #[test]
+    fn pauses_grow_to_thirty_seconds_and_differ() {
+        assert_eq!(pause(1, 0), Duration::from_millis(125));
+        assert_eq!(pause(1, 500), Duration::from_micros(187_500));
+        assert_eq!(pause(3, 0), Duration::from_millis(500));
+        assert_eq!(pause(100, 0), Duration::from_secs(15));
+        assert!(pause(100, 999) <= LONGEST_RETRY);
+    }
+
+    #[tokio::test]
+    async fn whoever_waits_is_woken() {
+        let queue = std::sync::Arc::new(Queue::default());
+        let waiting = {
+            let queue = queue.clone();
+            tokio::spawn(async move { queue.next().await })
+        };
+        tokio::task::yield_now().await;
+        queue.add("a", Duration::from_millis(5));
+        assert_eq!(waiting.await.unwrap(), "a");
+    }
+}

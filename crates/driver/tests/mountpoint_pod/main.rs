@@ -1,0 +1,109 @@
+//! Mountpoint Pods as they are sent to the API server, each written down in a file beside this one.
+//! `make update-generated` rewrites them; what changed is then read in the diff.
+
+use std::path::Path;
+
+use s3csi_core::mountpoint_pod::PodShape;
+use s3csi_driver::controller::names::Names;
+use s3csi_driver::controller::pod::{Platform, PodOrder, PodSettings, mountpoint_pod};
+
+fn settings() -> PodSettings {
+    PodSettings {
+        names: Names::new("s3.csi.scality.com"),
+        namespace: "mount-s3".to_owned(),
+        image: "ghcr.io/example/s3csi:3.0.0".to_owned(),
+        image_pull_policy: Some("IfNotPresent".to_owned()),
+        image_pull_secrets: Vec::new(),
+        command: "/bin/s3csi-mounter".to_owned(),
+        priority_class: Some("mount-s3-critical".to_owned()),
+        driver_version: "3.0.0".to_owned(),
+        mountpoint_version: "1.19.0".to_owned(),
+        ca_config_map: None,
+        platform: Platform::Kubernetes,
+    }
+}
+
+/// Compares the Pod for a PV with these attributes and options with the file of that name.
+#[track_caller]
+fn check(file: &str, settings: &PodSettings, volume: &str, attributes: &[(&str, &str)], options: &[&str]) {
+    let attributes = attributes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let options: Vec<String> = options.iter().map(|it| (*it).to_owned()).collect();
+    let order = PodOrder {
+        name: "mp-55f7d2331f3149f00d62d7af839d4cee895e1c68a2f0d96ffd359f79",
+        node: "worker-1",
+        workload: &"a4509011-bd2a-4f37-b1b0-05d715087852".parse().unwrap(),
+        persistent_volume: &volume.parse().unwrap(),
+        volume_id: "a handle, which may be any text/of any length",
+        shape: &PodShape::parse(&attributes, &options).unwrap(),
+    };
+    let pod = serde_saphyr::to_string(&mountpoint_pod(settings, &order)).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mountpoint_pod").join(file);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &pod).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_default();
+    assert_eq!(pod, expected, "{file} is not the Pod that is built now; if that is right, run: make update-generated");
+}
+
+#[test]
+fn a_plain_volume() {
+    check("plain.yaml", &settings(), "test-vol", &[("bucketName", "b")], &["allow-delete"]);
+}
+
+#[test]
+fn on_openshift_the_cluster_chooses_the_user() {
+    let settings = PodSettings { platform: Platform::OpenShift, ..settings() };
+    check("openshift.yaml", &settings, "test-vol", &[], &[]);
+}
+
+#[test]
+fn resources_and_service_account_of_the_volume() {
+    let attributes = [
+        ("mountpointContainerResourcesRequestsCpu", "100m"),
+        ("mountpointContainerResourcesRequestsMemory", "64Mi"),
+        ("mountpointContainerResourcesLimitsCpu", "2"),
+        ("mountpointContainerResourcesLimitsMemory", "1Gi"),
+        ("mountpointPodServiceAccountName", "reader"),
+    ];
+    check("resources.yaml", &settings(), "test-vol", &attributes, &[]);
+}
+
+#[test]
+fn a_cache_on_disk_with_a_limit() {
+    let attributes = [("cache", "emptyDir"), ("cacheEmptyDirSizeLimit", "10Gi")];
+    check("cache-disk.yaml", &settings(), "test-vol", &attributes, &[]);
+}
+
+#[test]
+fn a_cache_in_memory() {
+    let attributes = [("cache", "emptyDir"), ("cacheEmptyDirSizeLimit", "1Gi"), ("cacheEmptyDirMedium", "Memory")];
+    check("cache-memory.yaml", &settings(), "test-vol", &attributes, &[]);
+}
+
+#[test]
+fn a_cache_on_a_volume_of_its_own() {
+    let attributes = [
+        ("cache", "ephemeral"),
+        ("cacheEphemeralStorageClassName", "fast"),
+        ("cacheEphemeralStorageResourceRequest", "50Gi"),
+    ];
+    check("cache-ephemeral.yaml", &settings(), "test-vol", &attributes, &[]);
+}
+
+#[test]
+fn a_cache_asked_for_by_mount_option() {
+    check("cache-option.yaml", &settings(), "test-vol", &[], &["cache /tmp/somewhere"]);
+}
+
+#[test]
+fn certificates_and_pull_secrets_and_text_that_is_no_label() {
+    let settings = PodSettings {
+        ca_config_map: Some("s3-ca".to_owned()),
+        image_pull_secrets: vec!["registry".to_owned()],
+        image_pull_policy: None,
+        priority_class: None,
+        mountpoint_version: "not a label".to_owned(),
+        ..settings()
+    };
+    check("certificates.yaml", &settings, &"v".repeat(100), &[], &[]);
+}

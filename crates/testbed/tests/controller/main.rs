@@ -1,0 +1,17 @@
+//! The controller of strategy `pod` beside a real API server. There is no scheduler and no kubelet: each test plays them,
+//! and reads what the controller made of it in the cluster itself.
+//!
+//! Numbers such as C7 are those of the acceptance list that this suite was written from.
+
+mod churn;
+mod cleanup;
+mod crashes;
+mod election;
+mod late_binding;
+mod lifelines;
+mod permissions;
+mod replacement;
+mod reports;
+mod shapes;
+mod sharing;
+mod world;

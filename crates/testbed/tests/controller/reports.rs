@@ -1,0 +1,169 @@
+//! What people see: the columns of `kubectl get s3pa`, conditions, Events.
+
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams};
+use s3csi_driver::api::MountpointS3PodAttachmentStatus;
+use serde_json::json;
+
+use crate::world::objects::on;
+use crate::world::{Order, Workload, World, eventually};
+
+/// Waits until a workload was told something, and returns all it was told: `Normal Reason: text`.
+async fn wait_for_event(world: &World, workload: &Workload, expected: &str) -> Vec<String> {
+    let events: Api<Event> = Api::namespaced(world.client.clone(), &workload.namespace);
+    let what = format!("workload {} is told {expected:?}", workload.name);
+    eventually(&what, async || {
+        let told = events.list(&ListParams::default()).await.unwrap().items;
+        let is_about =
+            |it: &Event| it.regarding.as_ref().and_then(|it| it.uid.as_deref()) == Some(workload.uid.as_str());
+        let text = |it: &Event| {
+            format!(
+                "{} {}: {}",
+                it.type_.as_deref().unwrap(),
+                it.reason.as_deref().unwrap(),
+                it.note.as_deref().unwrap()
+            )
+        };
+        let told: Vec<String> = told.iter().filter(|it| is_about(it)).map(text).collect();
+        told.iter().any(|it| it.contains(expected)).then_some(told)
+    })
+    .await
+}
+
+async fn wait_for_status(
+    world: &World,
+    what: &str,
+    is_reached: impl Fn(&MountpointS3PodAttachmentStatus) -> bool,
+) -> MountpointS3PodAttachmentStatus {
+    eventually(what, async || {
+        let [attachment] = world.attachments().await.try_into().ok()?;
+        attachment.status.filter(|it| is_reached(it))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_status_says_who_is_served_and_whether_it_runs() {
+    let world = World::shared("status").await;
+    world.volume_with("pv", &["allow-delete"], &[]).await;
+    let order = || Order { fs_group: Some(1234), ..on("node", &["pv"]) };
+    let a = world.workload("a", order()).await;
+    let status = wait_for_status(&world, "the status is written", |it| it.workloads == 1).await;
+    assert_eq!((status.mountpoint_pod_count, status.ready.as_str()), (1, "0/1"));
+    let pod = world.pod_of(&a, "pv");
+    let conditions = |status: &MountpointS3PodAttachmentStatus| {
+        let conditions = &status.mountpoint_pods[&pod].conditions;
+        conditions.iter().map(|it| format!("{}={} {}", it.kind, it.status, it.reason)).collect::<Vec<_>>()
+    };
+    assert_eq!(conditions(&status), ["Ready=False Pending", "Mounted=Unknown NoWorkloadRuns"]);
+
+    world.set_pod_phase(&a, "pv", "Running").await;
+    let b = world.workload("b", order()).await;
+    world.set_phase(&b, "Running").await;
+    let status = wait_for_status(&world, "two are served", |it| it.ready == "1/1" && it.workloads == 2).await;
+    let status = if conditions(&status)[1].contains("Unknown") {
+        wait_for_status(&world, "one runs", |it| conditions(it)[1].contains("True")).await
+    } else {
+        status
+    };
+    assert_eq!(conditions(&status), ["Ready=True Running", "Mounted=True WorkloadRuns"]);
+
+    let name = world.attachments().await[0].metadata.name.clone().unwrap();
+    // The short name is everybody's here: each driver of this suite has its own kind.
+    let kind = format!("mountpoints3podattachments.{}", world.driver);
+    let table = world.control_plane.kubectl(&["get", &kind, &name]).unwrap();
+    let columns: Vec<&str> =
+        table.lines().next().unwrap().split("  ").map(str::trim).filter(|it| !it.is_empty()).collect();
+    assert_eq!(columns, ["NAME", "NODE", "PV NAME", "WORKLOADS", "MOUNTPOINT PODS", "READY", "AGE"]);
+    let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row[1..6], ["status.node", "status.pv", "2", "1", "1/1"]);
+    let wide = world.control_plane.kubectl(&["get", &kind, &name, "--output=wide"]).unwrap();
+    let row: Vec<&str> = wide.lines().nth(1).unwrap().split_whitespace().collect();
+    assert!(["allow-delete", "1234", "driver"].iter().all(|it| row.contains(it)), "{wide}");
+}
+
+#[tokio::test]
+async fn attachments_are_selected_by_every_field() {
+    let world = World::shared("fields").await;
+    world.volume_with("pv", &["allow-delete"], &[]).await;
+    let a = world.workload("a", Order { fs_group: Some(7), ..on("node", &["pv"]) }).await;
+    world.check(&[&a], &["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Pending"]).await;
+    let selector = "spec.nodeName=fields.node,spec.persistentVolumeName=fields.pv,spec.volumeID=handle-fields.pv,\
+                    spec.mountOptions=allow-delete,spec.workloadFSGroup=7,spec.authenticationSource=driver,\
+                    spec.workloadNamespace=,spec.workloadServiceAccountName=";
+    let found = world.attachment_api().list(&ListParams::default().fields(selector)).await.unwrap();
+    assert_eq!(found.items.len(), 1);
+}
+
+#[tokio::test]
+async fn the_fields_that_say_whom_an_attachment_is_for_never_change() {
+    let world = World::shared("immutable").await;
+    world.volume("pv").await;
+    let a = world.workload("a", on("node", &["pv"])).await;
+    world.check(&[&a], &["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Pending"]).await;
+    let name = world.attachments().await[0].metadata.name.clone().unwrap();
+    for field in
+        ["nodeName", "persistentVolumeName", "volumeID", "mountOptions", "workloadFSGroup", "authenticationSource"]
+    {
+        let patch = Patch::Merge(json!({ "spec": { field: "other" } }));
+        let error = world.attachment_api().patch(&name, &PatchParams::default(), &patch).await.unwrap_err().to_string();
+        assert!(error.contains(&format!("{field} is immutable")), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_workload_is_told_once_which_mountpoint_pod_serves_it() {
+    let world = World::shared("told").await;
+    world.volume("pv").await;
+    let a = world.workload("a", on("node", &["pv"])).await;
+    let pod = world.pod_of(&a, "pv");
+    wait_for_event(
+        &world,
+        &a,
+        &format!("Normal MountpointPodAssigned: served by Mountpoint Pod {pod} (kubectl describe s3pa s3pa-"),
+    )
+    .await;
+    world.set_pod_phase(&a, "pv", "Running").await;
+    wait_for_status(&world, "it runs", |it| it.ready == "1/1").await;
+    let told = wait_for_event(&world, &a, "MountpointPodAssigned").await;
+    assert_eq!(told.len(), 1, "{told:?}");
+}
+
+#[tokio::test]
+async fn a_workload_is_told_what_keeps_its_mountpoint_pod_from_running() {
+    let world = World::shared("trouble").await;
+    world.volume("pv").await;
+    let a = world.workload("a", on("node", &["pv"])).await;
+    world.check(&[&a], &["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Pending"]).await;
+    let condition = json!({
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available",
+    });
+    let patch = Patch::Merge(json!({ "status": { "conditions": [condition] } }));
+    let pods = world.pod_api(&world.mountpoint_namespace);
+    pods.patch_status(&world.pod_of(&a, "pv"), &PatchParams::default(), &patch).await.unwrap();
+    wait_for_event(&world, &a, "Warning VolumeNotServed: Mountpoint Pod").await;
+    wait_for_event(&world, &a, "is not running: 0/3 nodes are available").await;
+}
+
+#[tokio::test]
+async fn a_workload_is_told_why_its_volume_cannot_be_served() {
+    let world = World::shared("refused").await;
+    world.volume_with("pv", &[], &[("bucketName", "No_Bucket")]).await;
+    let a = world.workload("a", on("node", &["pv"])).await;
+    wait_for_event(&world, &a, "Warning VolumeNotServed: the volume cannot be published: Bucket name not valid").await;
+    world.check_now(&[&a], &[]).await;
+    // Corrected, it is served without a restart of anything.
+    world.edit_volume("pv", json!({ "spec": { "mountOptions": [] } })).await;
+    world.check_now(&[&a], &[]).await;
+}
+
+#[tokio::test]
+async fn a_workload_is_told_that_the_pod_was_refused() {
+    let world = World::own(&crate::world::CONTROL_PLANE, "refusing").await;
+    let _controller = world.start_controller(&["--mountpoint-priority-class-name=no-such-class"]);
+    world.volume("pv").await;
+    let a = world.workload("a", on("node", &["pv"])).await;
+    wait_for_event(&world, &a, "Warning MountpointPodNotCreated: failed to create Mountpoint Pod").await;
+    wait_for_event(&world, &a, "no PriorityClass with name no-such-class was found").await;
+}

@@ -1,0 +1,208 @@
+//! Objects that users and the rest of Kubernetes make: Pods, claims, PVs.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use kube::Api;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use s3csi_core::WorkloadUid;
+use serde_json::{Value, json};
+
+use super::World;
+
+/// A workload Pod that was made.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    pub name: String,
+    pub namespace: String,
+    pub uid: WorkloadUid,
+}
+
+/// A workload Pod that is to be made.
+#[derive(Clone, Debug, Default)]
+pub struct Order {
+    /// `None`: the scheduler has not chosen yet.
+    pub node: Option<String>,
+    pub claims: Vec<String>,
+    /// Volumes of other kinds, as they are written in a Pod.
+    pub volumes: Vec<Value>,
+    pub fs_group: Option<i64>,
+    pub namespace: Option<String>,
+    pub service_account: Option<String>,
+    pub grace_seconds: Option<i64>,
+}
+
+/// A Pod that mounts claims, on a node.
+pub fn on(node: &str, claims: &[&str]) -> Order {
+    Order {
+        node: Some(node.to_owned()),
+        claims: claims.iter().map(|it| (*it).to_owned()).collect(),
+        ..Order::default()
+    }
+}
+
+/// What may be said of a PV beyond its name.
+#[derive(Clone, Debug)]
+pub struct VolumeOrder {
+    pub driver: String,
+    pub mount_options: Vec<String>,
+    pub attributes: BTreeMap<String, String>,
+    pub handle: Option<String>,
+}
+
+impl World {
+    pub fn pod_api(&self, namespace: &str) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    pub fn claim_api(&self) -> Api<PersistentVolumeClaim> {
+        Api::namespaced(self.client.clone(), &self.name)
+    }
+
+    pub fn volume_api(&self) -> Api<PersistentVolume> {
+        Api::all(self.client.clone())
+    }
+
+    /// A plain PV of ours and the claim of the same name, bound to each other.
+    pub async fn volume(&self, name: &str) {
+        self.volume_with(name, &[], &[]).await;
+    }
+
+    pub async fn volume_with(&self, name: &str, options: &[&str], attributes: &[(&str, &str)]) {
+        self.create_volume(name, self.order(options, attributes)).await;
+        self.create_claim(name).await;
+        self.bind(name).await;
+    }
+
+    pub fn order(&self, options: &[&str], attributes: &[(&str, &str)]) -> VolumeOrder {
+        let mut all = BTreeMap::from([("bucketName".to_owned(), "bucket".to_owned())]);
+        all.extend(attributes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+        VolumeOrder {
+            driver: self.driver.clone(),
+            mount_options: options.iter().map(|it| (*it).to_owned()).collect(),
+            attributes: all,
+            handle: None,
+        }
+    }
+
+    pub async fn create_volume(&self, name: &str, order: VolumeOrder) {
+        let VolumeOrder { driver, mount_options, attributes, handle } = order;
+        let unique = self.unique(name);
+        let volume = json!({
+            "metadata": { "name": unique },
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "capacity": { "storage": "1Gi" },
+                "claimRef": { "namespace": self.name, "name": name },
+                "mountOptions": mount_options,
+                "storageClassName": "",
+                "csi": {
+                    "driver": driver,
+                    "volumeHandle": handle.unwrap_or_else(|| format!("handle-{unique}")),
+                    "volumeAttributes": attributes,
+                },
+            },
+        });
+        self.volume_api().create(&PostParams::default(), &serde_json::from_value(volume).unwrap()).await.unwrap();
+    }
+
+    pub async fn create_claim(&self, name: &str) {
+        self.create_claim_of(name, json!({})).await;
+    }
+
+    /// With owner references, for instance.
+    pub async fn create_claim_of(&self, name: &str, metadata: Value) {
+        let mut claim = json!({
+            "metadata": metadata,
+            "spec": {
+                "accessModes": ["ReadWriteMany"],
+                "resources": { "requests": { "storage": "1Gi" } },
+                "storageClassName": "",
+            },
+        });
+        claim["metadata"]["name"] = json!(name);
+        self.claim_api().create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+    }
+
+    /// What the controller-manager does with a claim and the PV of the same name.
+    pub async fn bind(&self, name: &str) {
+        self.bind_to(name, name).await;
+    }
+
+    pub async fn bind_to(&self, claim: &str, volume: &str) {
+        let parameters = PatchParams::default();
+        let spec = Patch::Merge(json!({ "spec": { "volumeName": self.unique(volume) } }));
+        let status = Patch::Merge(json!({ "status": { "phase": "Bound" } }));
+        let bound = self.claim_api().patch(claim, &parameters, &spec).await.unwrap();
+        let uid = Patch::Merge(json!({ "spec": { "claimRef": { "uid": bound.metadata.uid } } }));
+        self.volume_api().patch(&self.unique(volume), &parameters, &uid).await.unwrap();
+        self.volume_api().patch_status(&self.unique(volume), &parameters, &status).await.unwrap();
+        self.claim_api().patch_status(claim, &parameters, &status).await.unwrap();
+    }
+
+    pub async fn edit_volume(&self, name: &str, change: Value) {
+        let patch = Patch::Merge(change);
+        self.volume_api().patch(&self.unique(name), &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    pub async fn workload(&self, name: &str, order: Order) -> Workload {
+        let Order { node, claims, volumes, fs_group, namespace, service_account, grace_seconds } = order;
+        let namespace = namespace.unwrap_or_else(|| self.name.clone());
+        let claims = claims.iter().enumerate().map(|(number, claim)| {
+            json!({ "name": format!("volume-{number}"), "persistentVolumeClaim": { "claimName": claim } })
+        });
+        let volumes: Vec<Value> = claims.chain(volumes).collect();
+        let mut pod = json!({
+            "metadata": { "name": name },
+            "spec": {
+                "containers": [{ "name": "main", "image": "none" }],
+                "serviceAccountName": service_account.unwrap_or_else(|| "default".to_owned()),
+                "terminationGracePeriodSeconds": grace_seconds.unwrap_or(30),
+                "volumes": volumes,
+            },
+        });
+        if let Some(node) = node {
+            pod["spec"]["nodeName"] = json!(self.unique(&node));
+        }
+        if let Some(group) = fs_group {
+            pod["spec"]["securityContext"] = json!({ "fsGroup": group });
+        }
+        let pods = self.pod_api(&namespace);
+        let pod = pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+        Workload { name: name.to_owned(), namespace, uid: pod.metadata.uid.unwrap().parse().unwrap() }
+    }
+
+    /// What the scheduler does.
+    pub async fn schedule(&self, workload: &Workload, node: &str) {
+        let binding = json!({
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": { "name": workload.name },
+            "target": { "apiVersion": "v1", "kind": "Node", "name": self.unique(node) },
+        });
+        let pods = self.pod_api(&workload.namespace);
+        let _: Value =
+            pods.create_subresource("binding", &workload.name, &PostParams::default(), &binding).await.unwrap();
+    }
+
+    /// What kubelet does.
+    pub async fn set_phase(&self, workload: &Workload, phase: &str) {
+        self.set_phase_of(&workload.namespace, &workload.name, phase).await;
+    }
+
+    pub async fn set_phase_of(&self, namespace: &str, pod: &str, phase: &str) {
+        let patch = Patch::Merge(json!({ "status": { "phase": phase } }));
+        self.pod_api(namespace).patch_status(pod, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// What a user does; kubelet has not noticed yet.
+    pub async fn delete(&self, workload: &Workload) {
+        self.pod_api(&workload.namespace).delete(&workload.name, &DeleteParams::default()).await.unwrap();
+    }
+
+    /// Kubelet has ended it.
+    pub async fn remove(&self, workload: &Workload) {
+        let parameters = DeleteParams::default().grace_period(0);
+        self.pod_api(&workload.namespace).delete(&workload.name, &parameters).await.unwrap();
+    }
+}
