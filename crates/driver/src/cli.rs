@@ -1,5 +1,9 @@
 //! The command line: the only place that reads the environment, and the one that builds everything else.
 
+mod controller;
+mod crd;
+mod kubernetes;
+
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
 use std::net::SocketAddr;
@@ -18,9 +22,12 @@ use crate::csi::server::{Endpoint, Server};
 use crate::host::Kernel;
 use crate::install;
 use crate::metrics::Metrics;
+use crate::node::assignment::{Assignments, Place};
 use crate::node::locks::Locks;
+use crate::node::orders::Orders;
 use crate::node::steps::{Step, Steps};
 use crate::node::strategies::daemon::Daemon;
+use crate::node::strategies::pod::MountpointPods;
 use crate::node::strategies::systemd::{Deaths, Known, NoHeal, Repairs, SystemdUnits};
 use crate::node::{Layout, Node, strategies};
 use crate::systemd::{Limits, PRIVATE_SOCKET, Systemd};
@@ -39,8 +46,15 @@ enum Command {
     #[command(after_help = NODE_EXAMPLE)]
     Node(Box<NodeArgs>),
 
+    /// Strategy pod: give each workload a Mountpoint Pod. One or more run per cluster.
+    #[command(after_help = controller::EXAMPLE)]
+    Controller(Box<controller::ControllerArgs>),
+
     /// Put the engine on the host, for strategy systemd.
     InstallEngine(InstallEngineArgs),
+
+    /// Print the definition of attachments, which strategy pod needs in the cluster: `s3csi crd | kubectl apply -f -`
+    Crd(crd::CrdArgs),
 }
 
 const NODE_EXAMPLE: &str = "\
@@ -48,11 +62,13 @@ Credentials of the driver come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and
 volumes with `authenticationSource: secret` bring their own.
 
 Example:
-  AWS_ENDPOINT_URL=http://s3.example.com:8000 s3csi node --node-id worker-1 --strategy daemon";
+  AWS_ENDPOINT_URL=http://s3.example.com:8000 s3csi node --node-id worker-1";
 
 /// How engines are run on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Strategy {
+    /// Mountpoint Pods run the engines, one for each group of Pods that share a volume. Needs `s3csi controller`.
+    Pod,
     /// One unprivileged mounter process serves all volumes of the node.
     Daemon,
     /// systemd runs one engine per volume and Pod, as a transient unit.
@@ -96,14 +112,18 @@ struct NodeArgs {
     kubelet_path: PathBuf,
 
     /// How engines are run on this node.
-    #[arg(long, env = "MOUNTER_KIND", value_enum, default_value = "daemon")]
+    #[arg(long, env = "MOUNTER_KIND", value_enum, default_value = "pod")]
     strategy: Strategy,
+
+    /// Strategy pod: the namespace of Mountpoint Pods.
+    #[arg(long, env = "MOUNTPOINT_NAMESPACE", value_name = "NAME", default_value = "mount-s3")]
+    mountpoint_namespace: String,
 
     /// Strategy daemon: the mounter's directory [default: `<kubelet path>/plugins/<driver name>/mounter`]
     #[arg(long, env = "MOUNTER_DIR", value_name = "DIRECTORY")]
     mounter_dir: Option<PathBuf>,
 
-    /// Strategy daemon: the same directory as the mounter sees it, if that is another path [default: --mounter-dir]
+    /// The mounter's directory as the mounter sees it, if that is another path [default: --mounter-dir; strategy pod: /comm]
     #[arg(long, env = "MOUNTER_VIEW", value_name = "DIRECTORY")]
     mounter_view: Option<PathBuf>,
 
@@ -168,7 +188,9 @@ impl Cli {
     pub fn run(self) -> ExitCode {
         let outcome = match self.command {
             Command::Node(node) => node.run(),
+            Command::Controller(controller) => controller.run(),
             Command::InstallEngine(install) => install.run(),
+            Command::Crd(crd) => crd.run(),
         };
         match outcome {
             Ok(()) => ExitCode::SUCCESS,
@@ -191,6 +213,7 @@ impl NodeArgs {
             driver_name,
             kubelet_path,
             strategy,
+            mountpoint_namespace,
             mounter_dir,
             mounter_view,
             mount_s3_path,
@@ -224,18 +247,35 @@ impl NodeArgs {
             .build()
             .context("failed to start the async runtime")?;
         let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
-        let driver_keys = driver_keys()?;
+        let orders = Orders { settings, driver_keys: driver_keys()?, kubernetes_version };
         let steps = Steps::stop_after(stop_after);
         let metrics = Arc::new(Metrics::new());
         let strategy = match strategy {
+            Strategy::Pod => {
+                let place =
+                    Place { node: node_id.clone(), namespace: mountpoint_namespace, driver_name: driver_name.clone() };
+                let client = runtime
+                    .block_on(kube::Client::try_default())
+                    .context("failed to find out how to reach the API server (in a Pod its service account says it, elsewhere KUBECONFIG)")?;
+                let assignments = Arc::new(Assignments::new(place, client, runtime.handle().clone()));
+                runtime.spawn(assignments.clone().watch_forever());
+                strategies::Strategy::Pod(Box::new(MountpointPods {
+                    host: host.clone(),
+                    assignments,
+                    kubelet: kubelet_path,
+                    sources: resolved_directory(&layout.sources())?,
+                    view: mounter_view.unwrap_or_else(|| COMMUNICATION_DIRECTORY.into()),
+                    orders,
+                    locks: Locks::default(),
+                    steps,
+                }))
+            }
             Strategy::Daemon => strategies::Strategy::Daemon(Box::new(Daemon {
                 host: host.clone(),
                 mounter_view: mounter_view.unwrap_or_else(|| mounter_dir.clone()),
                 mounter_dir,
                 sources: resolved_directory(&layout.sources())?,
-                settings,
-                driver_keys,
-                kubernetes_version,
+                orders,
                 node: node_id.clone(),
                 locks: Locks::default(),
                 steps,
@@ -250,9 +290,7 @@ impl NodeArgs {
                     kubelet: resolved_directory(&kubelet_path)?,
                     places_view: host_plugin_dir.unwrap_or(plugin).join(CREDENTIALS_OF_UNITS),
                     places,
-                    settings,
-                    driver_keys,
-                    kubernetes_version,
+                    orders,
                     limits: Limits {
                         memory_bytes: engine_memory_limit,
                         cpu_millis: engine_cpu_limit,
@@ -288,6 +326,9 @@ impl NodeArgs {
         outcome
     }
 }
+
+/// Where Mountpoint Pods, also those of drivers before us, have the directory that they share with the node.
+const COMMUNICATION_DIRECTORY: &str = "/comm";
 
 /// In the plugin's directory: one directory with an engine's credentials per target.
 const CREDENTIALS_OF_UNITS: &str = "systemd";
@@ -382,7 +423,7 @@ mod tests {
         assert_eq!(layout.csi_socket(), Path::new("/var/lib/kubelet/plugins/s3.csi.example.com/csi.sock"));
         assert_eq!(
             layout.registration_socket(),
-            Path::new("/var/lib/kubelet/plugins_registry/s3.csi.example.com-reg.sock")
+            Path::new("/var/lib/kubelet/plugins_registry/s3csi@s3.csi.example.com-reg.sock")
         );
     }
 }

@@ -20,7 +20,7 @@ use crate::keeper::{self, Finished, Keeping, Post};
 use crate::launch::{InvalidRequest, Launch};
 use crate::log::{self, Chain};
 use crate::output::shorten;
-use crate::slots::{Attendance, Refused, Slot, Slots};
+use crate::slots::{Attendance, Refused, RunningEngine, Slot, Slots};
 use crate::{ERROR_FILE, EXIT_FILE};
 
 /// What all connections share.
@@ -29,6 +29,8 @@ pub struct House {
     pub directory: Arc<Directory>,
     pub engine: PathBuf,
     pub caches: Caches,
+    /// Whom engines trust, if not whom everybody does.
+    pub ca_bundle: Option<PathBuf>,
     pub slots: Arc<Slots>,
     pub receive_timeout: Duration,
     /// In a Mountpoint Pod the end of the one engine can be the end of the mounter.
@@ -133,6 +135,12 @@ fn run(house: &House, stream: &UnixStream, request: MountRequest, fuse: OwnedFd)
 
 fn find_place(house: &House, request: &MountRequest) -> Result<Place, RunError> {
     let source: Option<SourceName> = request.source.as_deref().map(str::parse).transpose().map_err(RunError::Source)?;
+    if house.life == Life::OneSource
+        && let Some(before) = house.slots.find(source.as_ref())
+    {
+        // The node sends a request only when nothing is mounted: whoever serves still has not noticed that yet.
+        let _ = end(house, &before);
+    }
     let slot = house.slots.reserve(source).map_err(RunError::Refused)?;
     let directory = house.directory.of(slot.source()).map_err(|cause| RunError::Directory {
         name: request.source.clone().unwrap_or_default(),
@@ -156,7 +164,7 @@ fn serve(
     fuse: OwnedFd,
 ) -> Result<(Place, Finished, Option<Cache>), RunError> {
     let serve = || {
-        let launch = Launch::try_from(request).map_err(RunError::Request)?;
+        let launch = Launch::try_from(request).map_err(RunError::Request)?.trusting(house.ca_bundle.as_deref());
         let cache = launch.wants_cache().then(|| house.caches.create()).transpose().map_err(RunError::Cache)?;
         let post = Post {
             program: &house.engine,
@@ -190,16 +198,28 @@ fn stop(house: &House, request: &StopRequest) -> Answer {
         signal: signal.map(Signal::as_raw),
         error: String::new(),
     };
-    let Some(engine) = house.slots.find(&source) else { return exited(None) };
-    if house.slots.wait_until_gone(&engine, END_TIME) {
-        return exited(None);
+    let Some(engine) = house.slots.find(Some(&source)) else { return exited(None) };
+    match end(house, &engine) {
+        End::ByItself => exited(None),
+        End::Killed => exited(Some(Signal::KILL)),
+        End::Not => failed(&format!("the engine of source {source} could not be ended")),
     }
-    log::warn("engine killed: its mount is gone, but it did not end", &[("source", &source)]);
-    house.slots.kill(&engine);
-    if house.slots.wait_until_gone(&engine, KILL_TIME) {
-        return exited(Some(Signal::KILL));
+}
+
+/// How an engine ended whose mount is gone.
+enum End {
+    ByItself,
+    Killed,
+    Not,
+}
+
+fn end(house: &House, engine: &RunningEngine) -> End {
+    if house.slots.wait_until_gone(engine, END_TIME) {
+        return End::ByItself;
     }
-    failed(&format!("the engine of source {source} could not be ended"))
+    log::warn("engine killed: its mount is gone, but it did not end", &[("source", &engine.label())]);
+    house.slots.kill(engine);
+    if house.slots.wait_until_gone(engine, KILL_TIME) { End::Killed } else { End::Not }
 }
 
 impl Place {

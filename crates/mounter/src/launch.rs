@@ -49,6 +49,7 @@ pub enum InvalidRequest {
 const MAX_BUCKET_BYTES: usize = 2048;
 
 const CACHE: &str = "--cache";
+const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
 const FOREGROUND: &str = "--foreground";
 const FOREGROUND_SHORT: &str = "-f";
 
@@ -74,6 +75,17 @@ impl Launch {
     /// With these arguments and our own environment.
     pub fn repeated(words: Vec<OsString>) -> Self {
         Self(Kind::Repeated { words })
+    }
+
+    /// Says whom the engine trusts, unless the request does.
+    pub fn trusting(mut self, ca_bundle: Option<&Path>) -> Self {
+        if let Kind::Requested { env, .. } = &mut self.0
+            && let Some(path) = ca_bundle
+            && env.iter().all(|(name, _)| name != CA_BUNDLE)
+        {
+            env.push((CA_BUNDLE.to_owned(), path.display().to_string()));
+        }
+        self
     }
 
     pub fn wants_cache(&self) -> bool {
@@ -236,11 +248,23 @@ mod tests {
 
     #[test]
     fn values_of_the_environment_may_contain_equals_signs() {
-        let launch = Launch::try_from(request("b", &[], &["A=b=c", "D="])).ok().unwrap();
+        assert_eq!(environment(&["A=b=c", "D="], None), ["A=b=c", "D="]);
+    }
+
+    #[test]
+    fn whom_engines_trust_is_said_unless_the_request_does() {
+        assert_eq!(environment(&["A=b"], Some("/ca/bundle")), ["A=b", "AWS_CA_BUNDLE=/ca/bundle"]);
+        assert_eq!(environment(&["AWS_CA_BUNDLE=/theirs"], Some("/ca/bundle")), ["AWS_CA_BUNDLE=/theirs"]);
+        assert_eq!(environment(&["A=b"], None), ["A=b"]);
+    }
+
+    /// What an engine finds in its environment.
+    fn environment(env: &[&str], ca_bundle: Option<&str>) -> Vec<String> {
+        let launch = Launch::try_from(request("b", &[], env)).ok().unwrap().trusting(ca_bundle.map(Path::new));
         let mut command = Command::new("x");
         launch.prepare(&mut command, "y", None);
-        let found: Vec<_> = command.get_envs().filter_map(|(name, value)| Some((name, value?))).collect();
-        assert_eq!(found, [("A".as_ref(), "b=c".as_ref()), ("D".as_ref(), "".as_ref())]);
+        let text = |it: &std::ffi::OsStr| it.to_str().unwrap().to_owned();
+        command.get_envs().filter_map(|(name, value)| Some(format!("{}={}", text(name), text(value?)))).collect()
     }
 
     fn request(bucket: &str, args: &[&str], env: &[&str]) -> MountRequest {

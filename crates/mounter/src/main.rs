@@ -50,6 +50,10 @@ struct Arguments {
     #[arg(long, value_name = "DIRECTORY")]
     cache_dir: Option<PathBuf>,
 
+    /// Certificates of those whom engines trust [default: the system's]
+    #[arg(long, value_name = "FILE")]
+    ca_bundle: Option<PathBuf>,
+
     /// Whether an engine that dies is replaced by another one on the same mount. Open files live on; applications see a pause.
     #[arg(long, value_enum, default_value = "on")]
     keep: Switch,
@@ -114,6 +118,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         limit,
         mount_sock_recv_timeout,
         cache_dir,
+        ca_bundle,
         keep,
         longest_outage,
         frozen_after,
@@ -133,6 +138,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         limit,
         receive_timeout: mount_sock_recv_timeout,
         cache_root: cache_dir.unwrap_or_else(std::env::temp_dir),
+        ca_bundle,
         keeping: (keep == Switch::On).then_some(Keeping {
             longest_outage,
             frozen_after,

@@ -28,6 +28,8 @@ pub struct Settings {
     pub limit: NonZeroUsize,
     pub receive_timeout: Duration,
     pub cache_root: PathBuf,
+    /// Certificates of those whom engines trust. Without it, the system's.
+    pub ca_bundle: Option<PathBuf>,
     /// Without it, an engine that dies takes its mount with it.
     pub keeping: Option<Keeping>,
 }
@@ -76,7 +78,7 @@ const STACK_BYTES: usize = 512 * 1024;
 /// Serves until the end was asked for and no engine runs any more.
 pub fn serve(settings: Settings, wake: &Arc<Wake>) -> Result<(), ServeError> {
     // No `..`: a setting nobody uses does not compile.
-    let Settings { directory: path, engine, limit, receive_timeout, cache_root, keeping } = settings;
+    let Settings { directory: path, engine, limit, receive_timeout, cache_root, ca_bundle, keeping } = settings;
     let directory = Directory::open(&path).map_err(|cause| ServeError::Directory { path: path.clone(), cause })?;
     let directory = Arc::new(directory);
     // Holds the lock on the directory from here on.
@@ -85,7 +87,7 @@ pub fn serve(settings: Settings, wake: &Arc<Wake>) -> Result<(), ServeError> {
         Caches::open(&cache_root, &directory).map_err(|cause| ServeError::Caches { path: path.clone(), cause })?;
     let slots = Slots::new(limit, Arc::clone(wake));
     let life = if limit.get() == 1 { Life::OneSource } else { Life::ManySources };
-    let house = Arc::new(House { directory, engine, caches, slots, receive_timeout, life, keeping });
+    let house = Arc::new(House { directory, engine, caches, ca_bundle, slots, receive_timeout, life, keeping });
     log::info(
         "mounter listens",
         &[("socket", &path.join(SOCKET).display()), ("engine", &house.engine.display()), ("limit", &limit)],

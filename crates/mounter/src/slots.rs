@@ -118,8 +118,8 @@ impl Slots {
     }
 
     /// The engine that serves a source now.
-    pub fn find(&self, source: &SourceName) -> Option<RunningEngine> {
-        let source = Some(source.clone());
+    pub fn find(&self, source: Option<&SourceName>) -> Option<RunningEngine> {
+        let source = source.cloned();
         let number = self.state().running.get(&source)?.number;
         Some(RunningEngine { source, number })
     }
@@ -183,6 +183,13 @@ impl Slots {
     fn state(&self) -> MutexGuard<'_, State> {
         // Every change is a single step, so a panic elsewhere cannot have left it half done.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl RunningEngine {
+    /// The source it serves; nothing in a Mountpoint Pod, which has one.
+    pub fn label(&self) -> &str {
+        self.source.as_ref().map_or("", SourceName::as_str)
     }
 }
 

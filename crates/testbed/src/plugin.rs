@@ -1,6 +1,7 @@
 //! The product on one node: a mounter and a node plugin as real processes, in a fixture's directory.
 
 use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 
@@ -37,11 +38,16 @@ pub struct Plugin<'a> {
     served: ServedAt,
     strategy: Strategy,
     entry: Vec<OsString>,
+    node_name: String,
 }
 
 /// How the node plugin runs engines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Strategy {
+    /// Whoever asks the API server of this kubeconfig says by whom a workload is served.
+    Pod {
+        kubeconfig: PathBuf,
+    },
     Daemon,
     Systemd,
 }
@@ -67,7 +73,8 @@ impl<'a> Plugin<'a> {
 
     pub fn at(fixture: &'a Fixture, served: ServedAt) -> Result<Self, PluginError> {
         let kubelet_root = fixture.create_directory("kubelet");
-        let plugin = Self { fixture, kubelet_root, served, strategy: Strategy::Daemon, entry: Vec::new() };
+        let node_name = "node-1".to_owned();
+        let plugin = Self { fixture, kubelet_root, served, strategy: Strategy::Daemon, node_name, entry: Vec::new() };
         let mounter = plugin.mounter_directory();
         let prepare = |cause| PluginError::Prepare { path: mounter.clone(), cause };
         std::fs::create_dir_all(plugin.kubelet_root.join("plugins_registry")).map_err(prepare)?;
@@ -88,6 +95,11 @@ impl<'a> Plugin<'a> {
     /// A program and its arguments that runs the node plugin from its next start on: the way into a container.
     pub fn set_entry(&mut self, entry: Vec<OsString>) {
         self.entry = entry;
+    }
+
+    /// The node's name from the next start on; nodes that share an API server need different ones.
+    pub fn set_node_name(&mut self, name: &str) {
+        name.clone_into(&mut self.node_name);
     }
 
     /// The driver's own keys from its next start on.
@@ -113,12 +125,17 @@ impl<'a> Plugin<'a> {
     }
 
     pub fn registration_socket(&self) -> PathBuf {
-        self.kubelet_root.join(format!("plugins_registry/{DRIVER_NAME}-reg.sock"))
+        self.kubelet_root.join(format!("plugins_registry/s3csi@{DRIVER_NAME}-reg.sock"))
     }
 
     /// Strategy systemd: one directory of credentials per target.
     pub fn credentials(&self) -> PathBuf {
         self.directory().join("systemd")
+    }
+
+    /// What a Mountpoint Pod shares with the node.
+    pub fn communication_directory(&self, pod_uid: &str) -> PathBuf {
+        self.kubelet_root.join(format!("pods/{pod_uid}/volumes/kubernetes.io~empty-dir/comm"))
     }
 
     fn directory(&self) -> PathBuf {
@@ -150,6 +167,32 @@ impl<'a> Plugin<'a> {
         Ok(process)
     }
 
+    /// Makes the shared directory of a Mountpoint Pod as kubelet does: any user may write, what is in it belongs to the Pod's group.
+    pub fn make_communication_directory(&self, pod_uid: &str) -> Result<PathBuf, PluginError> {
+        let directory = self.communication_directory(pod_uid);
+        let prepare = |cause| PluginError::Prepare { path: directory.clone(), cause };
+        std::fs::create_dir_all(&directory).map_err(prepare)?;
+        std::os::unix::fs::chown(&directory, None, Some(MOUNTER_USER)).map_err(prepare)?;
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o2777)).map_err(prepare)?;
+        Ok(directory)
+    }
+
+    /// Starts the mounter of a Mountpoint Pod, which sees nothing but its directory, and waits until it listens.
+    pub fn start_mounter_of_pod(&self, pod_uid: &str, arguments: &[&str]) -> Result<Process, PluginError> {
+        let directory = self.communication_directory(pod_uid);
+        let program = self.for_the_mounter("s3csi-mounter")?;
+        let engine = self.for_the_mounter("mount-s3")?;
+        let mut command = command(&program);
+        command.uid(MOUNTER_USER).gid(MOUNTER_USER).current_dir(&directory);
+        command.arg("--directory").arg(&directory).arg("--engine").arg(engine).args(arguments);
+        let process = self.fixture.start("mountpoint-pod", &mut command).map_err(PluginError::Start)?;
+        wait_for("the mounter of the Mountpoint Pod listens", || {
+            assert!(process.is_running(), "the mounter ended: {process}");
+            process.log_contains("mounter listens")
+        });
+        Ok(process)
+    }
+
     /// A program where the mounter's user can reach it; what cargo builds is often below a home directory that he cannot enter.
     pub fn for_the_mounter(&self, name: &str) -> Result<PathBuf, PluginError> {
         let built = environment::product(name).map_err(PluginError::Missing)?;
@@ -173,7 +216,13 @@ impl<'a> Plugin<'a> {
         let mut words = self.entry.iter().map(OsString::as_os_str).chain([program.as_os_str()]);
         let mut command = command(words.next().map_or(program.as_path(), Path::new));
         command.args(words);
-        let strategy = match self.strategy {
+        let strategy = match &self.strategy {
+            Strategy::Pod { kubeconfig } => {
+                command.env("KUBECONFIG", kubeconfig);
+                // Mounters run in their directories and not in containers.
+                command.env("MOUNTER_VIEW", ".");
+                "pod"
+            }
             Strategy::Daemon => "daemon",
             Strategy::Systemd => {
                 command.env("MOUNT_S3_PATH", self.for_the_mounter("mount-s3")?);
@@ -185,7 +234,7 @@ impl<'a> Plugin<'a> {
             .arg("--kubelet-path")
             .arg(&self.kubelet_root)
             .args(arguments)
-            .env("CSI_NODE_NAME", "node-1")
+            .env("CSI_NODE_NAME", &self.node_name)
             .env("AWS_ENDPOINT_URL", &self.served.endpoint_url)
             .env("AWS_REGION", &self.served.region);
         if let Some(account) = &self.served.account {

@@ -42,3 +42,19 @@ impl Service for Registration {
         Ok(Response::new(RegistrationStatusResponse {}))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tonic::transport::Uri;
+
+    use crate::node::Layout;
+
+    #[test]
+    fn kubelet_may_name_the_socket_as_the_host_of_its_requests() {
+        let socket = Layout::new(Path::new("/var/lib/kubelet"), "s3.csi.example.com").registration_socket();
+        let host = socket.display().to_string().replace('/', "%2F");
+        Uri::builder().scheme("http").authority(host).path_and_query("/").build().unwrap();
+    }
+}

@@ -5,6 +5,7 @@ use s3csi_core::engine_words::Cause;
 use s3csi_core::publish::InvalidPublish;
 use tonic::{Code, Status};
 
+use crate::node::assignment::AssignmentError;
 use crate::node::error::{PublishError, UnpublishError};
 use crate::node::source::SourceError;
 use crate::node::strategies::systemd::UnitError;
@@ -14,13 +15,16 @@ pub fn of_publish(error: &PublishError) -> Status {
     let code = match error {
         PublishError::Invalid(cause) => of_invalid(cause),
         PublishError::TargetBusy { .. } => Code::Aborted,
-        PublishError::Options { .. } | PublishError::Limits { .. } => Code::InvalidArgument,
+        PublishError::Options { .. } | PublishError::Limits { .. } | PublishError::Shape { .. } => {
+            Code::InvalidArgument
+        }
         PublishError::NoDriverKeys { .. } => Code::Unauthenticated,
         PublishError::Credentials { .. }
         | PublishError::Look { .. }
         | PublishError::Bind { .. }
         | PublishError::Target { .. } => Code::Internal,
         PublishError::MounterDirectory { .. } | PublishError::NotServed { .. } => Code::Unavailable,
+        PublishError::Assignment { cause, .. } => of_assignment(cause),
         PublishError::SourceBusy { .. } => Code::DeadlineExceeded,
         PublishError::ForeignMount { .. } => Code::FailedPrecondition,
         PublishError::Source { cause, .. } => of_source(cause),
@@ -45,6 +49,20 @@ fn of_invalid(invalid: &InvalidPublish) -> Code {
         | InvalidPublish::OwnedByRoot { .. }
         | InvalidPublish::FsGroup { .. }
         | InvalidPublish::AuthenticationSource { .. } => Code::InvalidArgument,
+    }
+}
+
+/// All of these pass when somebody else has done his part, so kubelet tries again.
+fn of_assignment(error: &AssignmentError) -> Code {
+    match error {
+        AssignmentError::Blind { .. }
+        | AssignmentError::NotAssigned { .. }
+        | AssignmentError::Gone { .. }
+        | AssignmentError::NotScheduled { .. }
+        | AssignmentError::Elsewhere { .. }
+        | AssignmentError::NotRunning { .. }
+        | AssignmentError::Ended { .. }
+        | AssignmentError::Leaving { .. } => Code::Unavailable,
     }
 }
 

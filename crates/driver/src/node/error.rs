@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use s3csi_core::limits::InvalidLimit;
+use s3csi_core::mountpoint_pod::InvalidPodShape;
 use s3csi_core::policy::PolicyError;
 use s3csi_core::publish::InvalidPublish;
 
+use super::assignment::AssignmentError;
 use super::source::SourceError;
 use super::strategies::systemd::UnitError;
 use crate::host::{FilesError, HostError, Probe};
@@ -51,10 +53,12 @@ pub enum PublishError {
     #[error("another call for the same source of bucket {bucket:?} did not end in time; kubelet will try again")]
     SourceBusy { bucket: String },
 
-    #[error("Could not mount {bucket:?} at {target:?}")]
+    #[error("Could not mount {bucket:?} at {target:?} (more in: {hint})")]
     Source {
         bucket: String,
         target: PathBuf,
+        /// The command that shows more.
+        hint: String,
         #[source]
         cause: SourceError,
     },
@@ -65,6 +69,20 @@ pub enum PublishError {
         target: PathBuf,
         #[source]
         cause: UnitError,
+    },
+
+    #[error("Could not mount {bucket:?} at {target:?}")]
+    Assignment {
+        bucket: String,
+        target: PathBuf,
+        #[source]
+        cause: AssignmentError,
+    },
+
+    #[error("the volume attributes for Mountpoint Pods cannot be used")]
+    Shape {
+        #[source]
+        cause: InvalidPodShape,
     },
 
     #[error("the resource limits of the volume cannot be used")]

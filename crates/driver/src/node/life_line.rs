@@ -19,6 +19,9 @@ const ENDS_WITHIN: Duration = Duration::from_secs(8);
 /// Enough to hand the request over when there is no time to wait for the answer: the mounter then ends the engine alone.
 const ASKED_WITHIN: Duration = Duration::from_millis(100);
 
+/// A mounter sends a handful in its life. One that sends more is not listened to any longer.
+const MOST_ANSWERS: usize = 10_000;
+
 /// The thread only reads lines.
 const STACK_BYTES: usize = 128 << 10;
 
@@ -41,7 +44,8 @@ pub fn watch<E: Send + 'static>(
     let read = move || {
         let mut lines = BufReader::new(connection);
         let mut is_serving = false;
-        while let Some(answer) = next(&mut lines) {
+        let answers = std::iter::from_fn(|| next(&mut lines)).take(MOST_ANSWERS);
+        for answer in answers {
             match &answer {
                 Answer::Ready => is_serving = true,
                 Answer::Resumed { cause, stall_milliseconds } => {
@@ -74,7 +78,7 @@ pub fn watch<E: Send + 'static>(
 
 /// The next answer that we understand; unknown kinds of a newer mounter are passed over.
 pub fn next(lines: &mut BufReader<UnixStream>) -> Option<Answer> {
-    loop {
+    for _ in 0..MOST_ANSWERS {
         let mut line = String::new();
         match lines.by_ref().take(LONGEST_ANSWER_BYTES).read_line(&mut line) {
             Ok(0) | Err(_) => return None,
@@ -85,6 +89,7 @@ pub fn next(lines: &mut BufReader<UnixStream>) -> Option<Answer> {
             }
         }
     }
+    None
 }
 
 /// Sees to it that no engine serves a source whose mount is gone. A mounter that cannot be asked has no engines.

@@ -1,9 +1,12 @@
 //! What kubelet asks of a node: publish and unpublish, with one call per target at a time.
 
+pub mod assignment;
 pub mod bind;
 pub mod error;
 pub mod life_line;
 pub mod locks;
+pub mod orders;
+pub mod retire;
 pub mod source;
 pub mod steps;
 pub mod strategies;
@@ -12,7 +15,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use s3csi_core::limits::ResourceLimits;
 use s3csi_core::publish::{Publish, RawPublish};
 
 use self::error::{PublishError, UnpublishError};
@@ -34,11 +36,10 @@ impl Node {
 
     pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant) -> Result<(), PublishError> {
         let publish = Publish::parse(raw).map_err(PublishError::Invalid)?;
-        let target = publish.target.path();
-        let busy = || PublishError::TargetBusy { target: target.to_owned() };
+        let target = publish.target.path().to_owned();
+        let busy = || PublishError::TargetBusy { target: target.clone() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
-        let limits = ResourceLimits::parse(raw.volume_context).map_err(|cause| PublishError::Limits { cause })?;
-        self.strategy.publish(&publish, limits, deadline)
+        self.strategy.publish(publish, raw, deadline)
     }
 
     pub fn unpublish(&self, volume_id: &str, target: &Path, deadline: Instant) -> Result<(), UnpublishError> {
@@ -60,7 +61,10 @@ impl Node {
     pub async fn sweep_forever(self: Arc<Self>) {
         let mut pace = tokio::time::interval(SWEEP_EVERY);
         loop {
-            pace.tick().await;
+            tokio::select! {
+                _ = pace.tick() => {}
+                () = self.strategy.asked_to_sweep() => {}
+            }
             let node = self.clone();
             // A panic in there is logged by the runtime; the next round tries again.
             let _ = tokio::task::spawn_blocking(move || node.strategy.sweep()).await;
@@ -97,7 +101,9 @@ impl Layout {
         self.plugin_directory().join("mounter")
     }
 
+    /// Kubelet's requests name this very path as the host they are for, with `%2F` for each slash. Our HTTP library refuses such a host, but
+    /// not such a user: what comes before an `@`.
     pub fn registration_socket(&self) -> PathBuf {
-        self.kubelet.join("plugins_registry").join(format!("{}-reg.sock", self.driver_name))
+        self.kubelet.join("plugins_registry").join(format!("s3csi@{}-reg.sock", self.driver_name))
     }
 }

@@ -36,11 +36,19 @@ pub struct Source {
     pub path: PathBuf,
     pub options: FuseOptions,
     pub request: MountRequest,
-    /// Directory of the mounter's socket.
-    pub mounter: Beneath,
+    pub mounter: Mounter,
     /// Directory in which the mounter leaves `mount.err`.
     pub words: Beneath,
     pub steps: Steps,
+}
+
+/// Who serves it, known by the directory of its socket.
+pub enum Mounter {
+    /// One for all sources of the node, which ends engines when it is asked to.
+    OfTheNode { directory: Beneath },
+    /// A Mountpoint Pod's, which has one engine. It is sent nothing but mount requests: one of an earlier driver ends at the
+    /// first message that is none. Ours ends an engine that still runs when it gets the next request.
+    OfItsOwn { directory: Beneath },
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +76,7 @@ pub enum SourceError {
         cause: HostError,
     },
 
-    #[error("no mounter listens at {socket:?} on this node; see: kubectl get pods -A -o wide | grep mounter")]
+    #[error("no mounter listens at {socket:?} on this node")]
     Unreachable {
         socket: PathBuf,
         #[source]
@@ -98,13 +106,13 @@ pub enum SourceError {
         cause: io::Error,
     },
 
-    #[error("the mounter ended while the engine was starting; see its log")]
+    #[error("the mounter ended while the engine was starting")]
     MounterGone,
 
     #[error("the engine failed: {words}")]
     Engine { words: String },
 
-    #[error("the engine did not answer in time; its log says more: kubectl logs <mounter pod>")]
+    #[error("the engine did not answer in time")]
     NoAnswer,
 }
 
@@ -118,8 +126,10 @@ pub fn ensure(host: &Arc<dyn Host>, source: &Source, deadline: Instant) -> Resul
     // Connected before mounted: a FUSE mount that nobody serves blocks whoever looks at it.
     let connection = connect(source, deadline)?;
     source.steps.done(Step::Connected);
-    // One may be left of a mount that is gone: frozen, or of a source that somebody unmounted while it was in use.
-    life_line::end(&source.mounter, &source.name, deadline);
+    if let Mounter::OfTheNode { directory } = &source.mounter {
+        // One may be left of a mount that is gone: frozen, or of a source that somebody unmounted while it was in use.
+        life_line::end(directory, &source.name, deadline);
+    }
     let fuse = host
         .mount_fuse(&source.path, &source.options)
         .map_err(|cause| SourceError::Mount { path: source.path.clone(), cause })?;
@@ -168,15 +178,13 @@ pub fn clear(host: &dyn Host, path: &Path) -> Result<(), SourceError> {
 
 fn connect(source: &Source, deadline: Instant) -> Result<UnixStream, SourceError> {
     let deadline = deadline.min(Instant::now() + MOUNTER_APPEARS_WITHIN);
+    let (Mounter::OfTheNode { directory } | Mounter::OfItsOwn { directory }) = &source.mounter;
     loop {
-        match source.mounter.connect(s3csi_mounter::SOCKET) {
+        match directory.connect(s3csi_mounter::SOCKET) {
             Ok(connection) => return Ok(connection),
             Err(error) if error.is_nobody_listening() && Instant::now() < deadline => thread::sleep(CONNECT_EVERY),
             Err(cause) => {
-                return Err(SourceError::Unreachable {
-                    socket: source.mounter.path().join(s3csi_mounter::SOCKET),
-                    cause,
-                });
+                return Err(SourceError::Unreachable { socket: directory.path().join(s3csi_mounter::SOCKET), cause });
             }
         }
     }
@@ -220,9 +228,8 @@ fn serve(
     });
     spawned.map_err(|cause| SourceError::HandOver { cause: SendError::Send { cause } })?;
 
-    let words =
-        |fallback: &str| SourceError::Engine { words: last_words(source).unwrap_or_else(|| fallback.to_owned()) };
     let mut until = deadline;
+    let mut is_mounter_gone = false;
     loop {
         match received.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(Event::Probed(Probe::Alive { device: seen })) if seen == device => return Ok(device),
@@ -237,13 +244,25 @@ fn serve(
             Ok(Event::News(News::Answered(Answer::Failed { error } | Answer::Exited { error, .. }))) => {
                 return Err(SourceError::Engine { words: shortened(&error) });
             }
-            Ok(Event::News(News::Gone)) => {
-                return Err(last_words(source).map_or(SourceError::MounterGone, |words| SourceError::Engine { words }));
-            }
-            Err(_) if until < deadline => return Err(words("it ended without a word; see the mounter's log")),
+            Ok(Event::News(News::Gone)) => match source.mounter {
+                Mounter::OfTheNode { .. } => return Err(death(source, SourceError::MounterGone)),
+                // One of an earlier driver never answers and closes when it likes; the mount itself tells how it goes on.
+                Mounter::OfItsOwn { .. } => is_mounter_gone = true,
+            },
+            Err(_) if until < deadline && is_mounter_gone => return Err(death(source, SourceError::MounterGone)),
+            Err(_) if until < deadline => return Err(death(source, silent_death())),
             Ok(Event::Probed(Probe::Hung)) | Err(_) => return Err(SourceError::NoAnswer),
         }
     }
+}
+
+/// The engine's own words, or else what we know without them.
+fn death(source: &Source, otherwise: SourceError) -> SourceError {
+    last_words(source).map_or(otherwise, |words| SourceError::Engine { words })
+}
+
+fn silent_death() -> SourceError {
+    SourceError::Engine { words: "it ended without a word".to_owned() }
 }
 
 /// What a mounter of the old protocol left in its error file.
@@ -253,10 +272,10 @@ fn last_words(source: &Source) -> Option<String> {
     (!words.is_empty()).then_some(words)
 }
 
-/// One line, bounded.
+/// One line, bounded, and nothing in it that a terminal would obey.
 fn shortened(words: &str) -> String {
     let line = words.lines().map(str::trim).filter(|it| !it.is_empty()).collect::<Vec<_>>().join("; ");
-    line.chars().take(LONGEST_WORDS_BYTES).collect()
+    line.chars().filter(|it| !it.is_control()).take(LONGEST_WORDS_BYTES).collect()
 }
 
 /// Whether nothing but the source itself shows this device any more.

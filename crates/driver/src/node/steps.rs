@@ -1,6 +1,4 @@
-//! The steps of publish and unpublish by name, and a way to end right after one of them. A crash between any two steps
-//! must be repaired by the next call; tests show that by asking for the crash. Nobody else asks, and then a step costs
-//! one comparison.
+//! The steps of publish and unpublish by name.
 
 use clap::ValueEnum;
 
@@ -17,28 +15,11 @@ pub enum Step {
     Bound,
     Unbound,
     TargetRemoved,
+    ExitAsked,
     SourceUnmounted,
     SourceRemoved,
     EngineEnded,
     CredentialsRemoved,
 }
 
-/// Told about every step that was done.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Steps {
-    stop_after: Option<Step>,
-}
-
-impl Steps {
-    pub const fn stop_after(step: Option<Step>) -> Self {
-        Self { stop_after: step }
-    }
-
-    pub fn done(self, step: Step) {
-        if self.stop_after == Some(step) {
-            tracing::warn!(?step, "ending without cleaning up, as --stop-after asked for");
-            // Like SIGKILL: nothing is unwound, flushed or unlocked.
-            std::process::abort();
-        }
-    }
-}
+pub type Steps = crate::steps::Steps<Step>;

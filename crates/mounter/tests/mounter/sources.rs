@@ -72,17 +72,34 @@ fn no_more_engines_run_than_allowed() {
 }
 
 #[test]
-fn a_mountpoint_pod_has_one_engine() {
+fn a_mountpoint_pod_has_one_engine_and_the_next_request_waits_for_its_end() {
     let mounter = Mounter::start(&[]);
     let gate = Gate::new(&mounter, "gate");
-    let mut client = mounter.request(&gate.served(), Pipe::new().writer);
-    client.expect(&Answer::Ready);
-    let pipe = Pipe::new();
-    let mut refused = mounter.request(&gate.served(), pipe.writer);
-    assert_eq!(refused.failure(), "this mounter already runs 1 of at most 1 engines");
-    expect_closed(&pipe.reader);
+    let mut first = mounter.request(&gate.served(), Pipe::new().writer);
+    first.expect(&Answer::Ready);
+    let mut second = mounter.request(&gate.served(), Pipe::new().writer);
+    // The node took the first mount away, and the engine notices.
     gate.open();
-    client.expect(&exited(0, ""));
+    first.expect(&exited(0, ""));
+    second.expect(&Answer::Ready);
+    assert_eq!(mounter.engines().len(), 1);
+    gate.open();
+    second.expect(&exited(0, ""));
+}
+
+#[test]
+fn the_next_request_to_a_mountpoint_pod_ends_a_frozen_engine() {
+    let mounter = Mounter::start(&[]);
+    let gate = Gate::new(&mounter, "gate");
+    let mut frozen = mounter.request(&gate.served(), Pipe::new().writer);
+    frozen.expect(&Answer::Ready);
+    send_signal(mounter.engines()[0], Signal::STOP);
+    let mut next = mounter.request(&gate.served(), Pipe::new().writer);
+    frozen.expect(&killed(Signal::KILL));
+    next.expect(&Answer::Ready);
+    assert_eq!(mounter.engines().len(), 1);
+    gate.open();
+    next.expect(&exited(0, ""));
 }
 
 #[test]

@@ -7,22 +7,23 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use s3csi_core::credentials::Keys;
-use s3csi_core::environment::{DriverSettings, ProfilePaths, engine_environment};
-use s3csi_core::policy;
-use s3csi_core::publish::{Identity, Publish};
-use s3csi_core::user_agent::user_agent;
+use s3csi_core::publish::Publish;
 use s3csi_mounter::handoff::MountRequest;
 
 use crate::credentials;
-use crate::host::{Beneath, FuseOptions, Host};
+use crate::host::{Beneath, Host};
 use crate::node::error::{PublishError, UnpublishError};
 use crate::node::locks::Locks;
-use crate::node::source::{self, Source};
+use crate::node::orders::{Orders, fuse_options};
+use crate::node::source::{self, Mounter, Source};
 use crate::node::steps::{Step, Steps};
 use crate::node::{bind, life_line};
 
 /// The mounter writes `mount.err` into a source's directory; others see nothing of it.
 const PLACE_MODE: u32 = 0o2770;
+
+/// Where more is to be seen when a mount fails. What the mounter's Pod is called is not known here.
+const MORE: &str = "kubectl logs <mounter pod>";
 
 pub struct Daemon {
     pub host: Arc<dyn Host>,
@@ -33,9 +34,7 @@ pub struct Daemon {
     pub mounter_dir: PathBuf,
     /// The same directory as the mounter sees it.
     pub mounter_view: PathBuf,
-    pub settings: DriverSettings,
-    pub driver_keys: Option<Keys>,
-    pub kubernetes_version: Option<String>,
+    pub orders: Orders,
     /// One change per source at a time.
     pub locks: Locks,
     pub steps: Steps,
@@ -44,12 +43,7 @@ pub struct Daemon {
 impl Daemon {
     pub fn publish(&self, publish: &Publish, deadline: Instant) -> Result<(), PublishError> {
         let bucket = || publish.bucket.to_string();
-        let keys = match &publish.identity {
-            Identity::Secret(keys) => keys,
-            Identity::Driver => {
-                self.driver_keys.as_ref().ok_or_else(|| PublishError::NoDriverKeys { bucket: bucket() })?
-            }
-        };
+        let keys = self.orders.keys(publish)?;
         let name = publish.sharing_key(&self.node).name();
         // Wrong options are refused before anything is made for them.
         let request = self.request(publish, &name)?;
@@ -88,7 +82,7 @@ impl Daemon {
             path: self.sources.join(name),
             options: fuse_options(publish),
             request,
-            mounter,
+            mounter: Mounter::OfTheNode { directory: mounter },
             words: place,
             steps: self.steps,
             name: name.to_owned(),
@@ -97,6 +91,7 @@ impl Daemon {
         let device = source::ensure(&self.host, &source, deadline).map_err(|cause| PublishError::Source {
             bucket: bucket(),
             target: target.to_owned(),
+            hint: MORE.to_owned(),
             cause,
         })?;
         self.steps.done(Step::Served);
@@ -105,23 +100,11 @@ impl Daemon {
 
     /// What the mounter is told.
     fn request(&self, publish: &Publish, name: &str) -> Result<MountRequest, PublishError> {
-        let agent = user_agent(
-            env!("CARGO_PKG_VERSION"),
-            publish.identity.source().as_str(),
-            self.kubernetes_version.as_deref(),
-        );
-        let applied = policy::apply(publish.arguments.clone(), &agent)
-            .map_err(|cause| PublishError::Options { bucket: publish.bucket.to_string(), cause })?;
-        for removed in &applied.removed {
-            let (option, reason) = (&removed.option, removed.reason);
-            tracing::warn!(volume = %publish.volume_id, option, reason, "mount option not passed on");
-        }
-        let (config, credentials) = credentials::paths(&self.mounter_view.join(name));
-        let profile = ProfilePaths { config: &config, credentials: &credentials };
+        let order = self.orders.order(publish, &self.mounter_view.join(name))?;
         Ok(MountRequest {
             bucket_name: publish.bucket.to_string(),
-            args: applied.arguments.render(),
-            env: engine_environment(&self.settings, profile, &applied.environment),
+            args: order.arguments,
+            env: order.environment,
             source: Some(name.to_owned()),
         })
     }
@@ -205,9 +188,4 @@ fn is_source_name(name: &str) -> bool {
 
 fn file_name(path: &Path) -> Option<String> {
     path.file_name()?.to_str().map(str::to_owned)
-}
-
-fn fuse_options(publish: &Publish) -> FuseOptions {
-    let allow_other = publish.arguments.has("--allow-other") || publish.arguments.has("--allow-root");
-    FuseOptions { access: publish.volume_access, allow_other }
 }

@@ -16,12 +16,9 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use s3csi_core::credentials::Keys;
-use s3csi_core::environment::{DriverSettings, ProfilePaths, engine_environment};
 use s3csi_core::names::mountpoint_pod_name;
-use s3csi_core::policy;
-use s3csi_core::publish::{Access, Identity, Publish};
+use s3csi_core::publish::{Access, Publish};
 use s3csi_core::target::TargetPath;
-use s3csi_core::user_agent::user_agent;
 
 pub use self::error::UnitError;
 use self::predecessor::Origin;
@@ -32,6 +29,7 @@ use crate::credentials;
 use crate::host::{Beneath, FilesError, Host, Probe};
 use crate::node::error::PublishError;
 use crate::node::locks::Locks;
+use crate::node::orders::Orders;
 use crate::node::steps::{Step, Steps};
 use crate::systemd::{Kind, Limits, Outcome, Service, Systemd, UnitCommand};
 
@@ -64,9 +62,7 @@ pub struct SystemdUnits {
     pub places: PathBuf,
     /// The same directory as the host sees it.
     pub places_view: PathBuf,
-    pub settings: DriverSettings,
-    pub driver_keys: Option<Keys>,
-    pub kubernetes_version: Option<String>,
+    pub orders: Orders,
     /// What every engine may use, unless its volume says otherwise.
     pub limits: Limits,
     /// One change per target at a time.
@@ -88,12 +84,7 @@ struct Made {
 impl SystemdUnits {
     pub fn publish(&self, publish: &Publish, limits: Limits, deadline: Instant) -> Result<(), PublishError> {
         let bucket = || publish.bucket.to_string();
-        let keys = match &publish.identity {
-            Identity::Secret(keys) => keys,
-            Identity::Driver => {
-                self.driver_keys.as_ref().ok_or_else(|| PublishError::NoDriverKeys { bucket: bucket() })?
-            }
-        };
+        let keys = self.orders.keys(publish)?;
         let place = place_name(&publish.target);
         // Wrong options are refused before anything is made for them.
         let command = self.command(publish, &place, limits)?;
@@ -233,21 +224,9 @@ impl SystemdUnits {
 
     /// What systemd is told to run; its last word is the target.
     fn command(&self, publish: &Publish, place: &str, limits: Limits) -> Result<UnitCommand, PublishError> {
-        let agent = user_agent(
-            env!("CARGO_PKG_VERSION"),
-            publish.identity.source().as_str(),
-            self.kubernetes_version.as_deref(),
-        );
-        let applied = policy::apply(publish.arguments.clone(), &agent)
-            .map_err(|cause| PublishError::Options { bucket: publish.bucket.to_string(), cause })?;
-        for removed in &applied.removed {
-            let (option, reason) = (&removed.option, removed.reason);
-            tracing::warn!(volume = %publish.volume_id, option, reason, "mount option not passed on");
-        }
-        let (config, credentials) = credentials::paths(&self.places_view.join(place));
-        let profile = ProfilePaths { config: &config, credentials: &credentials };
+        let order = self.orders.order(publish, &self.places_view.join(place))?;
         let mut command = vec![self.engine.to_string_lossy().into_owned()];
-        command.extend(applied.arguments.render());
+        command.extend(order.arguments);
         // There is no bind that could be read-only: the mount is this workload's own.
         if publish.access == Access::ReadOnly {
             command.push("--read-only".to_owned());
@@ -259,8 +238,7 @@ impl SystemdUnits {
             cpu_millis: limits.cpu_millis.or(self.limits.cpu_millis),
             tasks: limits.tasks.or(self.limits.tasks),
         };
-        let environment = engine_environment(&self.settings, profile, &applied.environment);
-        Ok(UnitCommand { command, environment, limits, started: 0 })
+        Ok(UnitCommand { command, environment: order.environment, limits, started: 0 })
     }
 
     /// After a failed publish: only what it made itself goes away again.

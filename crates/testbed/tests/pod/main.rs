@@ -1,0 +1,14 @@
+//! Strategy `pod` on one node: a real API server says by whom a workload is served, real mounters run in directories as kubelet
+//! lays them out, FUSE, engine and S3 server are real as well. What the controller and kubelet would write into the API is written
+//! by the tests.
+
+mod assignment;
+mod basics;
+mod cluster;
+mod crashes;
+mod failures;
+mod hostile;
+mod older_drivers;
+mod replacement;
+mod retire;
+mod world;

@@ -1,0 +1,162 @@
+//! The hand-over protocol of the driver before us, in both directions: an upgrade replaces the node plugin while its Mountpoint Pods
+//! run, and the reverse.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use s3csi_driver::host::{Access, FuseOptions, Host as _, Kernel, Probe};
+use s3csi_mounter::handoff::{self, MountRequest, ReceiveLimits, Request};
+use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::kubelet::Volume;
+use s3csi_testbed::leftovers::mounts_beneath;
+use s3csi_testbed::store::Store as _;
+use s3csi_testbed::wait::{SOON, wait_for};
+use tonic::Code;
+
+use crate::world::{BUCKET, MountpointPod, PV, World, check_refused, names_in};
+
+/// A mounter as the driver before us has it: takes one request, never answers, and leaves the words of an engine that failed in a
+/// file before it ends.
+struct OldMounter {
+    serving: JoinHandle<Option<i32>>,
+}
+
+impl OldMounter {
+    fn start(world: &World<'_>, pod: &MountpointPod) -> Self {
+        let engine = world.plugin.for_the_mounter("mount-s3").unwrap();
+        let directory = fs::File::open(&pod.directory).unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&directory);
+        let listener = std::os::unix::net::UnixListener::bind(format!("/proc/self/fd/{number}/mount.sock")).unwrap();
+        let place = pod.directory.clone();
+        let serving = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            drop(listener);
+            fs::remove_file(place.join("mount.sock")).unwrap();
+            let received = handoff::receive(&stream, ReceiveLimits::until(Instant::now() + SOON)).unwrap();
+            let Request::Mount(request, fuse) = received else { panic!("not a mount request") };
+            assert_eq!(request.source, None, "there is no such field for it");
+            let output = run(engine, request, fuse, &place).wait_with_output().unwrap();
+            if !output.status.success() {
+                fs::write(place.join("mount.err"), &output.stderr).unwrap();
+            }
+            // Open until now, but without a word.
+            drop(stream);
+            output.status.code()
+        });
+        Self { serving }
+    }
+
+    fn end(self) -> Option<i32> {
+        self.serving.join().unwrap()
+    }
+}
+
+fn run(engine: PathBuf, request: MountRequest, fuse: OwnedFd, place: &std::path::Path) -> Child {
+    let environment = request.env.iter().map(|it| it.split_once('=').unwrap());
+    Command::new(engine)
+        .arg(request.bucket_name)
+        .arg("/dev/fd/0")
+        .args(request.args)
+        .arg("--foreground")
+        .env_clear()
+        .envs(environment)
+        .current_dir(place)
+        .stdin(Stdio::from(fuse))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn start(fixture: &Fixture) -> (World<'_>, MountpointPod, OldMounter) {
+    let world = World::start(fixture);
+    let pod = world.create_pod(1);
+    let mounter = OldMounter::start(&world, &pod);
+    world.set_phase(&pod, "Running");
+    world.assign(&pod.name, &[1, 2]);
+    (world, pod, mounter)
+}
+
+#[test]
+fn a_mounter_that_never_answers_but_serves_is_fine() {
+    let fixture = Fixture::new("old-mounter");
+    let (world, pod, mounter) = start(&fixture);
+    let target = world.publish(&world.volume(1));
+    fs::write(target.join("file"), "content").unwrap();
+    assert_eq!(world.store.object(BUCKET, "file").as_deref(), Some(b"content".as_slice()));
+    // It does not listen any more, and nobody needs it to.
+    world.publish(&world.volume(1));
+    world.publish(&world.volume(2));
+    assert_eq!(world.engines().len(), 1);
+
+    world.unpublish(&world.volume(1));
+    world.unpublish(&world.volume(2));
+    world.annotate_needs_unmount(&pod);
+    assert_eq!(mounter.end(), Some(0), "its Pod succeeds");
+    wait_for("the source is gone", || !world.source_exists(&pod));
+    assert!(pod.directory.join("mount.exit").exists());
+    world.check_nothing_mounted();
+}
+
+#[test]
+fn the_words_that_an_older_mounter_leaves_are_in_the_error() {
+    let fixture = Fixture::new("old-words");
+    let (world, pod, mounter) = start(&fixture);
+    let volume = Volume::new("no-such-bucket", PV, &world.workload(1));
+    let outcome = world.try_publish_within(&volume, Duration::from_secs(40));
+    check_refused(outcome, Code::NotFound, &["the engine failed", "does not exist", "kubectl logs", &pod.name]);
+    assert_ne!(mounter.end(), Some(0));
+    world.check_nothing_mounted();
+}
+
+#[test]
+fn words_of_an_earlier_failure_are_not_taken_for_those_of_this_one() {
+    let fixture = Fixture::new("old-stale-words");
+    let (world, pod, mounter) = start(&fixture);
+    fs::write(pod.directory.join("mount.err"), "the words of yesterday").unwrap();
+    world.publish(&world.volume(1));
+    assert!(!names_in(&pod.directory).contains(&"mount.err".to_owned()));
+    world.unpublish(&world.volume(1));
+    world.annotate_needs_unmount(&pod);
+    assert_eq!(mounter.end(), Some(0));
+}
+
+#[test]
+fn a_request_of_an_older_node_is_served_by_our_mounter() {
+    let fixture = Fixture::new("old-node");
+    let world = World::start(&fixture);
+    let pod = world.run_pod(1);
+    let source = fixture.create_directory("source");
+    let host = Kernel::new();
+    let fuse = host.mount_fuse(&source, &FuseOptions { access: Access::ReadWrite, allow_other: true }).unwrap();
+
+    // As it is written in Go: keys in the environment, no field but these three, and it closes at once without reading.
+    let account = world.store.account();
+    let request = serde_json::json!({
+        "bucketName": BUCKET,
+        "args": ["--allow-delete", "--allow-root", "--force-path-style"],
+        "env": [
+            format!("AWS_ENDPOINT_URL={}", world.store.endpoint()),
+            format!("AWS_REGION={}", world.store.region()),
+            format!("AWS_ACCESS_KEY_ID={}", account.access_key),
+            format!("AWS_SECRET_ACCESS_KEY={}", account.secret_key),
+        ],
+    });
+    let request: MountRequest = serde_json::from_value(request).unwrap();
+    let connection = handoff::connect(&pod.directory.join("mount.sock"), SOON).unwrap();
+    handoff::send(&connection, &request, std::os::fd::AsFd::as_fd(&fuse)).unwrap();
+    drop((connection, fuse));
+
+    assert!(matches!(host.probe(&source, Instant::now() + SOON), Probe::Alive { .. }));
+    fs::write(source.join("file"), "content").unwrap();
+    assert_eq!(world.store.object(BUCKET, "file").as_deref(), Some(b"content".as_slice()));
+
+    fs::write(pod.directory.join("mount.exit"), "").unwrap();
+    host.unmount(&source).unwrap();
+    assert_eq!(mounts_beneath(&source), Vec::<PathBuf>::new());
+    assert!(pod.mounter().wait_for_end().success());
+}
