@@ -1,0 +1,212 @@
+//! The chart in a real cluster's API server: installed, upgraded, taken over from the earlier chart, uninstalled. And the
+//! examples of the documents, which must be accepted there.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use s3csi_testbed::cluster::ControlPlane;
+use serde_json::{Value, json};
+
+use crate::chart::{self, NAMESPACE, RELEASE, directory, documents, helm, read};
+
+/// An API server and a Helm that talks to it.
+struct Cluster {
+    control_plane: ControlPlane,
+    home: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn start(name: &str) -> Self {
+        let home = tempfile::Builder::new().prefix("s3csi-test-").tempdir_in("/tmp").unwrap();
+        Self { control_plane: ControlPlane::start(name).unwrap(), home }
+    }
+
+    fn helm(&self, arguments: &[&str]) -> Command {
+        let mut helm = helm();
+        helm.env("HOME", self.home.path()).args(["--namespace", NAMESPACE, "--kubeconfig"]);
+        helm.arg(self.control_plane.kubeconfig()).args(arguments);
+        helm
+    }
+
+    /// Installs or upgrades our chart.
+    fn our_chart(&self, verb: &str, arguments: &[&str]) -> Result<String, String> {
+        let mut helm = self.helm(&[verb, RELEASE]);
+        helm.arg(directory()).args(arguments);
+        chart::run(helm)
+    }
+
+    /// An object as the API server has it, or nothing.
+    fn get(&self, kind: &str, name: &str) -> Value {
+        let arguments = ["get", kind, name, "--namespace", NAMESPACE, "--ignore-not-found", "--output=json"];
+        let text = self.control_plane.kubectl(&arguments).unwrap();
+        if text.trim().is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap() }
+    }
+}
+
+const DEFINITION: &str = "mountpoints3podattachments.s3.csi.scality.com";
+
+#[test]
+fn the_chart_is_installed_changes_its_strategy_and_leaves_only_what_the_documents_say() {
+    let cluster = Cluster::start("chart");
+    let notes = cluster.our_chart("install", &["--set", "s3.endpointUrl=http://10.0.0.1:7070"]).unwrap();
+    assert!(notes.contains("--selector app=scality-s3-csi-node"), "{notes}");
+    assert!(!notes.contains("NOTE:"), "{notes}");
+    let node = cluster.get("daemonset", "s3-csi-node");
+    assert_eq!(node["spec"]["selector"]["matchLabels"]["app"], "scality-s3-csi-node");
+
+    for strategy in ["daemon", "systemd"] {
+        let set = format!("strategy={strategy}");
+        cluster.our_chart("upgrade", &["--reuse-values", "--set", &set]).unwrap();
+        assert_eq!(cluster.get("deployment", "s3-csi-controller"), Value::Null, "{strategy}");
+        assert!(cluster.get("crd", DEFINITION).is_object(), "attachments outlive strategy {strategy}");
+        let arguments = &cluster.get("daemonset", "s3-csi-node")["spec"]["template"]["spec"]["containers"][0]["args"];
+        assert_eq!(arguments[1], format!("--{set}"));
+    }
+    assert_eq!(cluster.get("daemonset", "s3-csi-mounter"), Value::Null);
+    cluster.our_chart("upgrade", &["--reuse-values", "--set", "strategy=pod"]).unwrap();
+    assert!(cluster.get("deployment", "s3-csi-controller").is_object());
+
+    chart::run(cluster.helm(&["uninstall", RELEASE])).unwrap();
+    for (kind, name) in [
+        ("daemonset", "s3-csi-node"),
+        ("deployment", "s3-csi-controller"),
+        ("csidriver", "s3.csi.scality.com"),
+        ("clusterrole", "s3-csi-driver-cluster-role"),
+        ("clusterrole", "s3-csi-driver-controller-cluster-role"),
+        ("priorityclass", "mount-s3-critical"),
+        ("serviceaccount", "s3-csi-driver-sa"),
+    ] {
+        assert_eq!(cluster.get(kind, name), Value::Null);
+    }
+    assert!(cluster.get("crd", DEFINITION).is_object());
+    assert!(cluster.get("namespace", "mount-s3").is_object());
+
+    // What was kept is taken over by the next install.
+    cluster.our_chart("install", &["--set", "cleanupCRDOnUninstall=true"]).unwrap();
+    chart::run(cluster.helm(&["uninstall", RELEASE])).unwrap();
+    assert_eq!(cluster.get("crd", DEFINITION), Value::Null);
+}
+
+/// Objects of the earlier chart as far as they cannot be changed, and its definition of attachments where Helm never looks again.
+const EARLIER_CHART: [(&str, &str); 3] = [
+    ("Chart.yaml", "{apiVersion: v2, name: scality-mountpoint-s3-csi-driver, version: 2.2.0}"),
+    ("values.yaml", "s3: {endpointUrl: 'http://s3.example.com:8000'}\ns3CredentialSecret: {name: s3-secret}\n"),
+    (
+        "templates/objects.yaml",
+        r#"
+{{- define "objects" }}
+{{- range $kind, $name := dict "DaemonSet" "s3-csi-node" "Deployment" "s3-csi-controller" }}
+---
+apiVersion: apps/v1
+kind: {{ $kind }}
+metadata: {name: {{ $name }}, namespace: {{ $.Release.Namespace }}}
+spec:
+  selector:
+    matchLabels: &labels
+      app: {{ $name }}
+      app.kubernetes.io/name: {{ $.Chart.Name }}
+      app.kubernetes.io/instance: {{ $.Release.Name }}
+  template:
+    metadata: {labels: *labels}
+    spec: {containers: [{name: s3-plugin, image: none}, {name: node-driver-registrar, image: none}]}
+{{- end }}
+{{- end }}
+{{- include "objects" . }}
+---
+apiVersion: storage.k8s.io/v1
+kind: CSIDriver
+metadata: {name: s3.csi.scality.com}
+spec: {attachRequired: false, podInfoOnMount: true, requiresRepublish: true}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: mountpoint-s3-csi-node-binding}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: s3-csi-driver-cluster-role}
+subjects: [{kind: ServiceAccount, name: s3-csi-driver-sa, namespace: {{ .Release.Namespace }}}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: s3-csi-driver-controller-cluster-role-binding}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: s3-csi-driver-controller-cluster-role}
+subjects: [{kind: ServiceAccount, name: s3-csi-driver-controller-sa, namespace: {{ .Release.Namespace }}}]
+---
+apiVersion: scheduling.k8s.io/v1
+kind: PriorityClass
+metadata: {name: mount-s3-critical}
+value: 1000000000
+preemptionPolicy: Never
+"#,
+    ),
+];
+
+#[test]
+fn an_upgrade_in_place_from_the_earlier_chart_keeps_what_cannot_change() {
+    let cluster = Cluster::start("chart-upgrade");
+    let earlier = cluster.home.path().join("earlier");
+    for (name, text) in EARLIER_CHART {
+        write(&earlier.join(name), text);
+    }
+    write(&earlier.join("crds/attachments.yaml"), &read("deploy/crd.yaml"));
+    let mut install = cluster.helm(&["install", RELEASE, "--set", "s3.endpointUrl=http://s3.kept.example"]);
+    install.arg(&earlier);
+    chart::run(install).unwrap();
+    let selector = |kind: &str, name: &str| cluster.get(kind, name)["spec"]["selector"].clone();
+    let before = (selector("daemonset", "s3-csi-node"), selector("deployment", "s3-csi-controller"));
+
+    let error = cluster.our_chart("upgrade", &["--reuse-values"]).unwrap_err();
+    assert!(error.contains("use --reset-then-reuse-values in place of --reuse-values"), "{error}");
+    let error = cluster.our_chart("upgrade", &["--reset-then-reuse-values"]).unwrap_err();
+    assert!(error.contains("invalid ownership metadata"), "{error}");
+    let notes = cluster.our_chart("upgrade", &["--reset-then-reuse-values", "--take-ownership"]).unwrap();
+    assert!(notes.contains("--selector app=s3-csi-node"), "{notes}");
+
+    assert_eq!((selector("daemonset", "s3-csi-node"), selector("deployment", "s3-csi-controller")), before);
+    assert_eq!(before.0["matchLabels"]["app.kubernetes.io/name"], "scality-mountpoint-s3-csi-driver");
+    let plugin = cluster.get("daemonset", "s3-csi-node")["spec"]["template"]["spec"]["containers"].clone();
+    assert_eq!(plugin.as_array().unwrap().len(), 1, "the sidecars are gone");
+    let endpoint = chart::elements(&plugin[0]["env"]).find(|it| it["name"] == "AWS_ENDPOINT_URL").unwrap();
+    assert_eq!(endpoint["value"], "http://s3.kept.example");
+    assert_eq!(
+        cluster.get("crd", DEFINITION)["metadata"]["annotations"]["helm.sh/resource-policy"],
+        json!("keep"),
+        "the definition belongs to the release now"
+    );
+    // And a second upgrade needs nothing special.
+    cluster.our_chart("upgrade", &["--reuse-values", "--set", "node.logLevel=5"]).unwrap();
+    assert_eq!(selector("daemonset", "s3-csi-node"), before.0);
+}
+
+#[test]
+fn examples_of_the_documents_are_accepted() {
+    let cluster = Cluster::start("chart-documents");
+    cluster.our_chart("install", &[]).unwrap();
+    let mut accepted = 0;
+    for document in
+        ["README.md", "docs/install.md", "docs/volumes.md", "docs/operations.md", "docs/migrate-from-scality.md"]
+    {
+        for example in yaml_blocks(&read(document)) {
+            let file = cluster.home.path().join("example.yaml");
+            write(&file, example);
+            let file = file.to_str().unwrap();
+            let outcome = if documents(example).iter().all(|it| it["kind"].is_string()) {
+                let arguments = ["apply", "--dry-run=server", "--validate=strict", "--filename", file];
+                cluster.control_plane.kubectl(&arguments).map_err(|it| it.to_string())
+            } else {
+                cluster.our_chart("upgrade", &["--dry-run=server", "--values", file])
+            };
+            outcome.unwrap_or_else(|error| panic!("{document}: {error}\n{example}"));
+            accepted += 1;
+        }
+    }
+    assert!(accepted > 8, "only {accepted} examples were found");
+}
+
+fn yaml_blocks(document: &str) -> impl Iterator<Item = &str> {
+    document.split("```yaml\n").skip(1).filter_map(|it| it.split_once("\n```")).map(|(block, _)| block)
+}
+
+fn write(path: &Path, text: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, text).unwrap();
+}

@@ -1,0 +1,9 @@
+//! The Helm chart, rendered and installed by the real Helm: its values, its objects, the arguments it passes, upgrades.
+#![forbid(unsafe_code)]
+
+mod chart;
+mod install;
+mod objects;
+mod programs;
+mod schema;
+mod values;

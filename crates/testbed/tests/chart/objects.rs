@@ -1,0 +1,210 @@
+//! What the chart makes: labels and selectors, rights, the definition of attachments, and how Pods reach into nodes.
+
+use serde_json::{Value, json};
+
+use crate::chart::{
+    NAMESPACE, Objects, RELEASE, STRATEGIES, containers, documents, elements, read, render, render_strategy, text,
+};
+
+#[test]
+fn a_fresh_install_is_found_by_the_documented_labels() {
+    let objects = render_strategy("pod");
+    let check = |kind: &str, name: &str, app: &str| {
+        let pod = &objects.get(kind, name)["spec"]["template"]["metadata"]["labels"];
+        assert_eq!(pod["app"], app);
+    };
+    check("DaemonSet", "s3-csi-node", "scality-s3-csi-node");
+    check("Deployment", "s3-csi-controller", "s3-csi-controller");
+}
+
+#[test]
+fn legacy_selectors_are_those_of_the_earlier_chart() {
+    let objects = render(&[("legacySelectors", json!(true))]);
+    let check = |kind: &str, name: &str| {
+        let expected = json!({
+            "app": name,
+            "app.kubernetes.io/name": "scality-mountpoint-s3-csi-driver",
+            "app.kubernetes.io/instance": RELEASE,
+        });
+        assert_eq!(objects.get(kind, name)["spec"]["selector"]["matchLabels"], expected);
+    };
+    check("DaemonSet", "s3-csi-node");
+    check("Deployment", "s3-csi-controller");
+}
+
+#[test]
+fn selectors_select_the_pods_they_are_for() {
+    for strategy in STRATEGIES {
+        for legacy in [true, false] {
+            let labels = json!({"app": "mine"});
+            let settings =
+                [("strategy", json!(strategy)), ("legacySelectors", json!(legacy)), ("customLabels", labels)];
+            for workload in render(&settings).workloads() {
+                let selector = workload["spec"]["selector"]["matchLabels"].as_object().unwrap();
+                let pod = &workload["spec"]["template"]["metadata"]["labels"];
+                for (key, value) in selector {
+                    assert_eq!(&pod[key], value, "{}", workload["metadata"]["name"]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn names_are_those_of_the_earlier_chart() {
+    let objects = render_strategy("pod");
+    for (kind, name) in [
+        ("CSIDriver", "s3.csi.scality.com"),
+        ("CustomResourceDefinition", "mountpoints3podattachments.s3.csi.scality.com"),
+        ("DaemonSet", "s3-csi-node"),
+        ("Deployment", "s3-csi-controller"),
+        ("Namespace", "mount-s3"),
+        ("PriorityClass", "mount-s3-critical"),
+        ("ServiceAccount", "s3-csi-driver-sa"),
+        ("ServiceAccount", "s3-csi-driver-controller-sa"),
+        ("ClusterRole", "s3-csi-driver-cluster-role"),
+        ("ClusterRoleBinding", "mountpoint-s3-csi-node-binding"),
+        ("ClusterRole", "s3-csi-driver-controller-cluster-role"),
+        ("ClusterRoleBinding", "s3-csi-driver-controller-cluster-role-binding"),
+        ("Role", "s3-csi-driver-node-mountpoint-pod-namespace-role"),
+        ("RoleBinding", "s3-csi-driver-node-mountpoint-pod-namespace-role-binding"),
+    ] {
+        objects.get(kind, name);
+    }
+}
+
+#[test]
+fn what_belongs_to_one_strategy_is_not_in_another() {
+    let kinds = |strategy: &str| {
+        let objects = render_strategy(strategy);
+        let mut kinds: Vec<String> =
+            objects.0.iter().map(|it| format!("{} {}", text(&it["kind"]), text(&it["metadata"]["name"]))).collect();
+        kinds.sort_unstable();
+        kinds
+    };
+    let common = ["CSIDriver s3.csi.scality.com", "DaemonSet s3-csi-node", "ServiceAccount s3-csi-driver-sa"];
+    assert_eq!(kinds("systemd"), common);
+    assert_eq!(kinds("daemon"), [common[0], "DaemonSet s3-csi-mounter", common[1], common[2]]);
+}
+
+#[test]
+fn no_role_grants_everything() {
+    for strategy in STRATEGIES {
+        let objects = render(&[("strategy", json!(strategy)), ("openshift.enabled", json!(true))]);
+        for role in objects.of_kind("ClusterRole").chain(objects.of_kind("Role")) {
+            for rule in elements(&role["rules"]) {
+                for part in ["apiGroups", "resources", "verbs"] {
+                    assert!(elements(&rule[part]).all(|it| it != "*"), "{} grants {rule}", role["metadata"]["name"]);
+                }
+            }
+        }
+    }
+}
+
+/// The suite of the controller compares deploy/*.yaml with what the controller does; so that holds for the chart, too.
+#[test]
+fn rights_are_those_of_the_plain_manifests() {
+    let rules = |objects: &[Value]| {
+        let roles = objects.iter().filter(|it| matches!(it["kind"].as_str(), Some("ClusterRole" | "Role")));
+        let mut roles: Vec<(String, Value)> =
+            roles.map(|it| (text(&it["metadata"]["name"]).to_owned(), it["rules"].clone())).collect();
+        roles.sort_by(|one, other| one.0.cmp(&other.0));
+        roles
+    };
+    let manifests = documents(&format!("{}\n---\n{}", read("deploy/node.yaml"), read("deploy/controller.yaml")));
+    assert_eq!(rules(&render_strategy("pod").0), rules(&manifests));
+}
+
+#[test]
+fn the_definition_of_attachments_is_kept_and_follows_the_driver_s_name() {
+    let name = "mountpoints3podattachments.s3.csi.scality.com";
+    let objects = render_strategy("pod");
+    let definition = objects.get("CustomResourceDefinition", name);
+    assert_eq!(definition["metadata"]["annotations"], json!({"helm.sh/resource-policy": "keep"}));
+    let [generated]: [Value; 1] = documents(&read("deploy/crd.yaml")).try_into().unwrap();
+    assert_eq!(definition["spec"], generated["spec"]);
+
+    let objects = render(&[("cleanupCRDOnUninstall", json!(true)), ("driverName", json!("s3.example.com"))]);
+    let definition = objects.get("CustomResourceDefinition", "mountpoints3podattachments.s3.example.com");
+    assert_eq!(definition["metadata"]["annotations"], Value::Null);
+    assert_eq!(definition["spec"]["group"], "s3.example.com");
+    assert_eq!(objects.get("ClusterRole", "s3-csi-driver-cluster-role")["rules"][0]["apiGroups"][0], "s3.example.com");
+}
+
+#[test]
+fn mountpoint_pods_get_a_restricted_namespace_that_is_kept() {
+    let objects = render_strategy("pod");
+    let metadata = &objects.get("Namespace", "mount-s3")["metadata"];
+    for mode in ["enforce", "warn", "audit"] {
+        assert_eq!(metadata["labels"][format!("pod-security.kubernetes.io/{mode}")], "restricted");
+    }
+    assert_eq!(metadata["annotations"]["helm.sh/resource-policy"], "keep");
+    let own = render(&[("mountpointPod.namespace", json!(NAMESPACE))]);
+    assert_eq!(own.of_kind("Namespace").count(), 0, "the release's own namespace is not ours to make");
+}
+
+#[test]
+fn certificates_are_where_engines_need_them() {
+    let settings = |strategy: &str| {
+        [
+            ("strategy", json!(strategy)),
+            ("tls.caCertConfigMap", json!("private-ca")),
+            ("tls.caCertData", json!("line 1\nline 2\n")),
+        ]
+    };
+    let namespaces = |objects: &Objects| -> Vec<String> {
+        let maps = objects.of_kind("ConfigMap");
+        maps.inspect(|it| assert_eq!(it["data"]["ca-bundle.crt"], "line 1\nline 2\n"))
+            .map(|it| text(&it["metadata"]["namespace"]).to_owned())
+            .collect()
+    };
+    assert_eq!(namespaces(&render(&settings("pod"))), [NAMESPACE, "mount-s3"]);
+    let daemon = render(&settings("daemon"));
+    assert_eq!(namespaces(&daemon), [NAMESPACE]);
+    let mounter = &daemon.get("DaemonSet", "s3-csi-mounter")["spec"]["template"]["spec"];
+    assert_eq!(mounter["volumes"][2]["configMap"]["name"], "private-ca");
+}
+
+/// Every further view of kubelet's directory would hold on to the mounts beneath it.
+#[test]
+fn kubelet_s_directory_is_seen_once() {
+    for strategy in STRATEGIES {
+        let objects = render_strategy(strategy);
+        for workload in objects.workloads() {
+            let volumes = elements(&workload["spec"]["template"]["spec"]["volumes"]);
+            let paths: Vec<&str> = volumes.filter_map(|it| it["hostPath"]["path"].as_str()).collect();
+            let views = paths.iter().filter(|it| it.starts_with("/var/lib/kubelet")).count();
+            let is_plugin = workload["metadata"]["name"] == "s3-csi-node";
+            assert_eq!(views, usize::from(is_plugin), "{strategy}: {paths:?}");
+        }
+        let plugin = objects.get("DaemonSet", "s3-csi-node");
+        let mount = &plugin["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][0];
+        let expected = if strategy == "systemd" { "HostToContainer" } else { "Bidirectional" };
+        assert_eq!(mount["mountPropagation"], expected, "{strategy}");
+        assert_eq!(mount["mountPath"], "/var/lib/kubelet", "{strategy}");
+    }
+}
+
+#[test]
+fn only_the_plugin_is_privileged() {
+    for strategy in STRATEGIES {
+        let objects = render_strategy(strategy);
+        for workload in objects.workloads() {
+            let pod = &workload["spec"]["template"]["spec"];
+            assert_eq!(pod["hostNetwork"], Value::Null);
+            assert_eq!(pod["hostIPC"], Value::Null);
+            let is_plugin = workload["metadata"]["name"] == "s3-csi-node";
+            let sees_processes = is_plugin && strategy != "systemd";
+            assert_eq!(pod["hostPID"].as_bool().unwrap_or_default(), sees_processes, "{strategy}");
+            for container in containers(workload) {
+                let context = &container["securityContext"];
+                let is_privileged = context["privileged"].as_bool().unwrap_or_default();
+                assert_eq!(is_privileged, container["name"] == "s3-plugin", "{strategy}: {}", container["name"]);
+                assert_eq!(context["readOnlyRootFilesystem"], true, "{strategy}: {}", container["name"]);
+                if !is_privileged {
+                    assert_eq!(context["allowPrivilegeEscalation"], false, "{strategy}: {}", container["name"]);
+                }
+            }
+        }
+    }
+}

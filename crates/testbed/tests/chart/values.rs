@@ -1,0 +1,171 @@
+//! Every value means something, is documented, and is refused when it is wrong.
+
+use std::collections::HashMap;
+
+use s3csi_testbed::environment;
+use serde_json::{Value, json};
+
+use crate::chart::{self, Setting, directory, helm, read, render, render_text, text};
+use crate::schema::Schema;
+
+/// What must be set before these values can have a meaning.
+const PREREQUISITES: [(&str, &str, &str); 7] = [
+    ("mounter.", "strategy", "daemon"),
+    ("systemd.", "strategy", "systemd"),
+    ("initContainer.", "strategy", "systemd"),
+    ("metrics.serviceMonitor.interval", "metrics.serviceMonitor.enabled", "true"),
+    ("metrics.serviceMonitor.labels", "metrics.serviceMonitor.enabled", "true"),
+    ("networkPolicy.egress", "networkPolicy.enabled", "true"),
+    ("tls.caCertData", "tls.caCertConfigMap", "private-ca"),
+];
+
+fn prerequisites(path: &str) -> Vec<Setting<'static>> {
+    let needed = PREREQUISITES.iter().filter(|(prefix, ..)| path.starts_with(prefix));
+    needed.map(|(_, path, value)| (*path, serde_json::from_str(value).unwrap_or_else(|_| json!(value)))).collect()
+}
+
+#[test]
+fn helm_finds_nothing_wrong_with_the_chart() {
+    for strategy in chart::STRATEGIES {
+        let mut helm = helm();
+        helm.arg("lint").arg("--strict").arg(directory()).args(["--set", &format!("strategy={strategy}")]);
+        let said = chart::run(helm).unwrap();
+        assert!(said.contains("1 chart(s) linted, 0 chart(s) failed"), "{said}");
+    }
+}
+
+#[test]
+fn the_chart_has_the_version_of_the_programs() {
+    let chart: Value = serde_saphyr::from_str(&read("charts/s3csi/Chart.yaml")).unwrap();
+    assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn every_value_changes_what_is_rendered() {
+    let mut without: HashMap<String, String> = HashMap::new();
+    for (path, example) in Schema::read().values {
+        let mut settings = prerequisites(&path);
+        let before = without.entry(format!("{settings:?}")).or_insert_with(|| render_text(&settings).unwrap()).clone();
+        settings.push((&path, example.clone()));
+        let after = render_text(&settings).unwrap();
+        assert!(before != after, "{path}={example} changes nothing");
+    }
+}
+
+#[test]
+fn every_value_is_in_the_values_file_with_a_comment() {
+    let file = read("charts/s3csi/values.yaml");
+    let documented = documented_values(&file);
+    for (path, _) in Schema::read().values {
+        assert!(documented.contains(&path), "values.yaml has no commented {path}");
+    }
+}
+
+/// Paths of the keys in a values file that have a comment above them.
+fn documented_values(file: &str) -> Vec<String> {
+    let mut documented = Vec::new();
+    let mut parents: Vec<(usize, &str)> = Vec::new();
+    let mut is_commented = false;
+    for line in file.lines() {
+        let content = line.trim_start();
+        let indent = line.len() - content.len();
+        if let Some((key, _)) = content.split_once(':').filter(|_| !content.starts_with('#')) {
+            parents.retain(|(depth, _)| *depth < indent);
+            parents.push((indent, key));
+            if is_commented {
+                documented.push(parents.iter().map(|(_, key)| *key).collect::<Vec<_>>().join("."));
+            }
+        }
+        is_commented = content.starts_with('#');
+    }
+    documented
+}
+
+#[test]
+fn unknown_values_are_refused() {
+    for path in Schema::read().closed {
+        let separator = if path.is_empty() { "" } else { "." };
+        let unknown = format!("{path}{separator}noSuchValue");
+        let error = render_text(&[(&unknown, json!(1))]).unwrap_err();
+        assert!(error.contains("additional properties 'noSuchValue' not allowed"), "{unknown}: {error}");
+    }
+}
+
+#[test]
+fn values_of_another_kind_are_refused() {
+    for (path, example) in Schema::read().values {
+        let wrong = if example.is_object() { json!("text") } else { json!({"an": "object"}) };
+        let error = render_text(&[(&path, wrong)]).unwrap_err();
+        assert!(error.contains("don't meet the specifications of the schema"), "{path}: {error}");
+    }
+}
+
+#[test]
+fn wrong_texts_are_refused() {
+    let check = |path: &str, value: Value| {
+        let error = render_text(&[(path, value.clone())]).expect_err(&format!("{path}={value} was accepted"));
+        assert!(error.contains("don't meet the specifications of the schema"), "{path}: {error}");
+    };
+    check("strategy", json!("Pod"));
+    check("image.pullPolicy", json!("Sometimes"));
+    check("s3.endpointUrl", json!("s3.example.com"));
+    check("node.kubeletPath", json!("var/lib/kubelet"));
+    check("node.logFormat", json!("xml"));
+    check("node.logLevel", json!(-1));
+    check("mounter.limit", json!(0));
+    check("systemd.memoryLimit", json!("much"));
+    check("driverName", json!("Not A Name"));
+    check("mountpointPod.namespace", json!("Not A Name"));
+}
+
+#[test]
+fn what_cannot_work_together_is_refused() {
+    let check = |settings: &[Setting<'_>], expected: &str| {
+        let error = render_text(settings).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    };
+    check(
+        &[("strategy", json!("systemd")), ("tls.caCertConfigMap", json!("private-ca"))],
+        "tls.caCertConfigMap is of no use with strategy systemd",
+    );
+    check(&[("tls.caCertData", json!("PEM"))], "tls.caCertData needs a name for its ConfigMap");
+}
+
+/// All values that the chart scality-mountpoint-s3-csi-driver 2.2.0 has or honours.
+const VALUES_OF_THE_EARLIER_CHART: &str = "crates/testbed/tests/chart/earlier-values.yaml";
+
+#[test]
+fn values_of_the_earlier_chart_are_accepted_and_mean_the_same() {
+    let mut helm = helm();
+    helm.arg("template").arg(chart::RELEASE).arg(directory()).args(["--kube-version", "1.33.0", "--values"]);
+    helm.arg(environment::workspace().join(VALUES_OF_THE_EARLIER_CHART));
+    let objects = chart::Objects::parse(&chart::run(helm).unwrap());
+    let node = &objects.get("DaemonSet", "s3-csi-node")["spec"]["template"]["spec"];
+    let plugin = &node["containers"][0];
+    let variable = |name: &str| chart::elements(&plugin["env"]).find(|it| it["name"] == name).unwrap().clone();
+    assert_eq!(text(&plugin["image"]), "registry.example.com/ghcr.io/scality/mountpoint-s3-csi-driver:2.2.0");
+    assert_eq!(variable("AWS_ENDPOINT_URL")["value"], "http://s3.earlier.example:8000");
+    assert_eq!(variable("AWS_REGION")["value"], "us-west-2");
+    assert_eq!(variable("AWS_ACCESS_KEY_ID")["valueFrom"]["secretKeyRef"]["key"], "access_key_id");
+    assert_eq!(variable("KUBELET_PATH")["value"], "/var/lib/kubelet");
+    assert_eq!(node["imagePullSecrets"], json!([{"name": "registry-key"}]));
+    assert_eq!(node["nodeSelector"], json!({"kubernetes.io/os": "linux", "disk": "fast"}));
+    assert_eq!(plugin["securityContext"]["seLinuxOptions"]["type"], "super_t");
+    assert_eq!(plugin["resources"]["limits"]["memory"], "256Mi");
+}
+
+#[test]
+fn the_older_names_of_endpoint_and_region_win() {
+    let objects = render(&[
+        ("s3.endpointUrl", json!("http://new.example")),
+        ("node.s3EndpointUrl", json!("http://old.example")),
+        ("node.s3Region", json!("old-1")),
+    ]);
+    let plugin = &objects.get("DaemonSet", "s3-csi-node")["spec"]["template"]["spec"]["containers"][0];
+    let values: Vec<&str> = chart::elements(&plugin["env"])
+        .filter(|it| text(&it["name"]).starts_with("AWS_") && it["value"].is_string())
+        .map(|it| text(&it["value"]))
+        .collect();
+    assert_eq!(values, ["http://old.example", "old-1"]);
+}
