@@ -22,11 +22,15 @@ CARGO_TEST := cargo test $(CARGO_FLAGS)
 ISOLATED := scripts/isolated.sh
 
 # Which test program belongs to which stage. The architecture test fails when one of them is in no list.
-UNIT_TESTS := generated mounter
+UNIT_TESTS := generated mounter mountpoint_pod
 NODE_TESTS := fixture host node
 ENGINE_TESTS := conformance resume
 SANITY_TESTS := sanity
 SYSTEMD_TESTS := systemd
+CONTROLLER_TESTS := controller
+CLUSTER_TESTS := cluster
+CHART_TESTS := chart
+POD_TESTS := pod
 ARCHITECTURE_TESTS := architecture
 tests = $(addprefix --test ,$(1))
 # Without a name cargo would run everything, so an empty list is an error and not an empty stage.
@@ -34,6 +38,10 @@ isolated_tests = $(if $(1),$(ISOLATED) $(CARGO_TEST) $(call tests,$(1)),@echo '$
 
 # A trial must not overwrite the figures of a real run.
 BENCHMARKS := $(if $(findstring --quick,$(ARGS)),$(CACHE)/benchmarks-quick.md,docs/benchmarks.md)
+
+IMAGE := $(CACHE)/image/s3csi.tar
+CLUSTER := $(CACHE)/cluster
+NODES ?= 2
 
 # Inside `make test` the stage "build" has already done this.
 BUILT := $(if $(IN_SUITE),,build)
@@ -43,20 +51,23 @@ demo: setup build ## Tour of the product on this machine, no cluster needed (ARG
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed demo $(ARGS)
 
 test: ## Everything CI runs, with a table of stage times at the end
-	@scripts/suite.sh setup format tools build test-architecture test-unit test-node test-systemd test-sanity test-engine test-logs test-leftovers lint
+	@scripts/suite.sh setup format tools kube build test-architecture test-unit test-node test-pod test-systemd test-sanity test-engine test-controller test-chart test-cluster test-logs test-leftovers lint
 
 ##@ Build
 setup: ## Install the Debian packages that are missing
 	@scripts/setup.sh
 
-tools: ## Build the pinned Go programs that tests run against (versitygw, csi-sanity)
+tools: ## Build the pinned Go programs that tests run against (versitygw, csi-sanity, helm)
 	@scripts/tools.sh
+
+kube: ## Build the Kubernetes that tests and `make cluster` run, once (eight minutes on two cores)
+	@scripts/kube.sh
 
 build: ## Compile all programs and tests, once, statically linked
 	cargo build $(CARGO_FLAGS) --all-targets
 
-update-generated: ## Write the generated files anew (CSI code and friends)
-	UPDATE=1 $(CARGO_TEST) --test generated
+update-generated: ## Write the generated files anew (CSI code, the definition of attachments, Mountpoint Pods)
+	UPDATE=1 $(CARGO_TEST) --test generated --test mountpoint_pod
 
 ##@ Test one thing
 test-unit: $(BUILT) ## Rules and protocols; needs no root
@@ -84,6 +95,18 @@ test-systemd-257: $(BUILT) ## The same beside the systemd of Debian 13, in a roo
 	SYSTEMD_ROOT=$(CACHE)/systemd-257 SYSTEMD_SHARE="$(CARGO_TARGET_DIR) $(S3CSI_LOG_DIR)" \
 	  $(CARGO_TEST) $(call tests,$(SYSTEMD_TESTS))
 
+test-cluster: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The image, and the driver in a real cluster: kubelet, containerd, Pods; needs root
+	$(call isolated_tests,$(CLUSTER_TESTS))
+
+test-controller: $(BUILT) $(if $(IN_SUITE),,kube) ## The controller of strategy pod beside a real API server
+	$(CARGO_TEST) $(call tests,$(CONTROLLER_TESTS))
+
+test-pod: $(BUILT) $(if $(IN_SUITE),,kube) ## Strategy pod on one node, beside a real API server; needs root
+	$(call isolated_tests,$(POD_TESTS))
+
+test-chart: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The Helm chart: every value, the arguments it passes, installing and upgrading it
+	$(CARGO_TEST) $(call tests,$(CHART_TESTS))
+
 test-logs: ## No secret value is in any log of the last `make test`
 	@scripts/logs.sh
 
@@ -91,7 +114,7 @@ test-leftovers: ## Nothing of the last `make test` still runs, is mounted or lie
 	@scripts/leftovers.sh check
 
 lint: format ## Format, clippy (pedantic), shellcheck
-	shellcheck --external-sources .ci/run scripts/*.sh
+	shellcheck --external-sources .ci/run scripts/*.sh scripts/cluster/*.sh
 	cargo clippy $(CARGO_FLAGS) --all-targets -- --deny warnings
 
 format: ## Is every Rust file formatted? (cargo fmt repairs it)
@@ -108,18 +131,25 @@ bench: setup tools build ## Publish latency, data path beside s3fs and rclone, c
 	@scripts/with-systemd.sh $(BINARIES)/s3csi-testbed bench systemd --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench resume --output $(BENCHMARKS) $(ARGS)
 
-image: ## The container image
-	@echo 'make image: the image comes with the Helm chart; nothing to build yet' >&2; exit 1
+image: $(BUILT) ## The container image, as an OCI archive (loads into containerd, skopeo, podman)
+	@scripts/image.sh $(BINARIES) $(IMAGE) $(IMAGE_NAME)
 
-cluster: ## A throw-away cluster with the driver installed
-	@echo 'make cluster: the test cluster comes with strategy "pod"; nothing to start yet' >&2; exit 1
+cluster: IMAGE_NAME := localhost/s3csi:test
+cluster: setup tools kube image ## A throw-away cluster on this machine with the driver installed (NODES=2), until `make cluster-down`; needs root
+	@scripts/cluster.sh up $(CLUSTER) $(NODES)
+	@scripts/cluster.sh load $(CLUSTER) $(IMAGE)
+	@scripts/cluster.sh install $(CLUSTER)
+	@echo 'Your first volume: mkdir $(CLUSTER)/s3/buckets/my-bucket && $(CLUSTER)/kubectl apply -f docs/examples/static-volume.yaml'
+
+cluster-down: ## End that cluster
+	@scripts/cluster.sh down $(CLUSTER)
 
 ##@ House
 clean: ## Remove what was compiled and logged (the tools stay; clean-tools removes them)
 	cargo clean
-	rm -rf -- $(CACHE)/logs
+	rm -rf -- $(CACHE)/logs $(CACHE)/image
 
-clean-tools: ## Remove the Go programs, the benchmark's peers and the other systemd
+clean-tools: ## Remove the Go programs, Kubernetes, the benchmark's peers and the other systemd
 	rm -rf -- $(CACHE)/tools $(CACHE)/peers $(CACHE)/systemd-257
 
 help: ## This list

@@ -147,6 +147,23 @@ mod rooms {
     }
 
     #[test]
+    fn only_rooms_that_need_it_know_kubernetes() {
+        // The node reads what concerns it; nothing else of the driver asks the API server.
+        const ROOMS: [&str; 4] = [
+            "crates/driver/src/api",
+            "crates/driver/src/cli",
+            "crates/driver/src/controller",
+            "crates/driver/src/node",
+        ];
+        let sources = sources::all();
+        let others = sources.product().filter(|it| !ROOMS.iter().any(|room| it.is_beneath(room)));
+        check(
+            "Kubernetes is asked by the controller and the node, described in api, connected to by cli",
+            mentions(others, &["kube::", "k8s_openapi"]),
+        );
+    }
+
+    #[test]
     fn only_the_command_line_reads_the_environment() {
         const READS: [&str; 6] =
             ["env::var", "env::var_os", "env::vars", "env::vars_os", "env::set_var", "env::remove_var"];
