@@ -28,7 +28,7 @@ use crate::node::orders::Orders;
 use crate::node::steps::{Step, Steps};
 use crate::node::strategies::daemon::Daemon;
 use crate::node::strategies::pod::MountpointPods;
-use crate::node::strategies::systemd::{Deaths, Known, NoHeal, Repairs, SystemdUnits};
+use crate::node::strategies::systemd::{Deaths, Keeping, Known, NoHeal, Repairs, SystemdUnits};
 use crate::node::{Layout, Node, strategies};
 use crate::systemd::{Limits, PRIVATE_SOCKET, Systemd};
 
@@ -86,6 +86,12 @@ enum Registration {
     /// Register with kubelet over a socket in `<kubelet path>/plugins_registry`.
     On,
     /// Somebody else registers the driver (for example the node-driver-registrar sidecar).
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
     Off,
 }
 
@@ -150,6 +156,11 @@ struct NodeArgs {
     /// Strategy systemd: how many threads one engine may have; volumes may say otherwise.
     #[arg(long, env = "ENGINE_TASKS_LIMIT", value_name = "NUMBER")]
     engine_tasks_limit: Option<u64>,
+
+    /// Strategy systemd: what happens when an engine dies. With `on`, its unit starts another one on the same mount, and
+    /// applications see a pause; with `off`, the volume is mounted anew.
+    #[arg(long, env = "ENGINE_KEEP_ALIVE", value_enum, default_value = "on")]
+    engine_keep_alive: Switch,
 
     /// Whether to register with kubelet.
     #[arg(long, value_enum, default_value = "on")]
@@ -222,6 +233,7 @@ impl NodeArgs {
             engine_memory_limit,
             engine_cpu_limit,
             engine_tasks_limit,
+            engine_keep_alive,
             registration,
             health_address,
             s3_endpoint_url,
@@ -295,6 +307,10 @@ impl NodeArgs {
                         memory_bytes: engine_memory_limit,
                         cpu_millis: engine_cpu_limit,
                         tasks: engine_tasks_limit,
+                    },
+                    keeping: match engine_keep_alive {
+                        Switch::On => Keeping::InUnit,
+                        Switch::Off => Keeping::Nobody,
                     },
                     locks: Locks::default(),
                     steps,
