@@ -252,8 +252,8 @@ hold() {
   trap 'exit 143' TERM
   up hold "$1"
   echo ready
-  # Nobody writes; whoever holds the other end lets go of it, dead or alive.
-  cat >/dev/null
+  # Nobody writes; whoever holds the other end lets go of it, dead or alive. Without the lock: this may outlive the cluster for a moment.
+  cat >/dev/null 9>&-
 }
 
 # ---- Parts
@@ -290,6 +290,7 @@ kill_node() {
 load() {
   local image own
   for image in "$@"; do
+    say "loading $(basename "$image") into the nodes"
     for own in "$DIRECTORY"/node*/pid; do
       inside "$(basename "$(dirname "$own")")" "$here/cluster/load-images.sh" "$(readlink -f "$image")"
     done
