@@ -29,6 +29,8 @@ SANITY_TESTS := sanity
 SYSTEMD_TESTS := systemd
 CONTROLLER_TESTS := controller
 CLUSTER_TESTS := cluster
+# They mostly wait for Pods, all in one cluster.
+CLUSTER_TEST_THREADS := 6
 CHART_TESTS := chart
 POD_TESTS := pod
 ARCHITECTURE_TESTS := architecture
@@ -96,9 +98,9 @@ test-systemd-257: $(BUILT) ## The same beside the systemd of Debian 13, in a roo
 	  $(CARGO_TEST) $(call tests,$(SYSTEMD_TESTS))
 
 test-cluster: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The image, and the driver in a real cluster: kubelet, containerd, Pods; needs root
-	$(call isolated_tests,$(CLUSTER_TESTS))
+	$(call isolated_tests,$(CLUSTER_TESTS)) -- --test-threads $(CLUSTER_TEST_THREADS)
 
-test-controller: $(BUILT) $(if $(IN_SUITE),,kube) ## The controller of strategy pod beside a real API server
+test-controller: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The controller of strategy pod beside a real API server
 	$(CARGO_TEST) $(call tests,$(CONTROLLER_TESTS))
 
 test-pod: $(BUILT) $(if $(IN_SUITE),,kube) ## Strategy pod on one node, beside a real API server; needs root
@@ -139,7 +141,9 @@ cluster: setup tools kube image ## A throw-away cluster on this machine with the
 	@scripts/cluster.sh up $(CLUSTER) $(NODES)
 	@scripts/cluster.sh load $(CLUSTER) $(IMAGE)
 	@scripts/cluster.sh install $(CLUSTER)
-	@echo 'Your first volume: mkdir $(CLUSTER)/s3/buckets/my-bucket && $(CLUSTER)/kubectl apply -f docs/examples/static-volume.yaml'
+	@mkdir -p $(CLUSTER)/s3/buckets/my-bucket
+	@echo 'Use it:            $(CLUSTER)/kubectl get pods --all-namespaces'
+	@echo 'Your first volume: $(CLUSTER)/kubectl apply -f docs/examples/static-volume.yaml'
 
 cluster-down: ## End that cluster
 	@scripts/cluster.sh down $(CLUSTER)

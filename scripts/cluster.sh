@@ -9,12 +9,14 @@
 #   cluster.sh kubectl DIRECTORY ARGUMENTS…  as the cluster's administrator
 #   cluster.sh on DIRECTORY cp|nodeN COMMAND…
 #   cluster.sh load DIRECTORY IMAGE.tar…     into every node
-#   cluster.sh install DIRECTORY             the driver, from deploy/, with the S3 server's keys; its image has to be loaded
+#   cluster.sh helm DIRECTORY ARGUMENTS…     as the cluster's administrator
+#   cluster.sh install DIRECTORY [NAMESPACE DRIVER-NAME [HELM-ARGUMENTS…]]
+#                                            the chart as release `s3csi`, with the keys of the S3 server; the image has to be loaded
 #   cluster.sh service DIRECTORY cp|nodeN start|stop|restart|kill NAME
 #                                            cp: etcd apiserver controller-manager scheduler versitygw; nodeN: containerd kubelet
 #   cluster.sh kill-node | start-node DIRECTORY NUMBER
 #
-# Environment: S3CSI_TOOLS (where kube and versitygw are), CLUSTER_LOGS (default DIRECTORY/logs)
+# Environment: S3CSI_TOOLS (where kube, versitygw and helm are), CLUSTER_LOGS (default DIRECTORY/logs)
 set -euo pipefail
 self=$(readlink -f "$0") here=$(dirname "$(readlink -f "$0")")
 readonly self here
@@ -28,6 +30,7 @@ source "$here/oci.sh"
 readonly TOOLS=${S3CSI_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/tools/bin}
 # A key that everybody knows opens nothing but this throw-away server; a search through all logs finds it if it is printed.
 readonly S3_ACCESS_KEY=testbed S3_SECRET_KEY=testbed-NeverPrintThis
+readonly S3_ENDPOINT=http://10.200.0.1:7070
 
 readonly NEW_NAMESPACES=(unshare --mount --propagation private --pid --fork --kill-child=KILL --mount-proc --net --uts --ipc --cgroup)
 
@@ -67,6 +70,12 @@ kubectl() {
     nsenter --target "$(first_process cp)" --net -- "$TOOLS/kube" kubectl "$@"
 }
 
+helm() {
+  [[ -x $TOOLS/helm ]] || fail "there is no $TOOLS/helm; run: make tools"
+  KUBECONFIG=$DIRECTORY/pki/admin.kubeconfig HOME=$DIRECTORY/helm \
+    nsenter --target "$(first_process cp)" --net -- "$TOOLS/helm" "$@"
+}
+
 # wait_for_file FILE LOG WHAT
 wait_for_file() {
   local try
@@ -98,7 +107,9 @@ make_images() {
   ln -s ../bin "$root/usr/bin"
   printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$root/etc/passwd"
   printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
+  # The second name is how a kubelet spells out the `busybox:1` of the documents' examples.
   oci_image "$root.tar" localhost/busybox:1 "$root" '"Cmd":["/bin/sh"],"Env":["PATH=/bin"]' >/dev/null
+  oci_image "$DIRECTORY/images/busybox-1.tar" docker.io/library/busybox:1 "$root" '"Cmd":["/bin/sh"],"Env":["PATH=/bin"]' >/dev/null
   oci_image "$DIRECTORY/images/pause.tar" localhost/pause:1 "$root" '"Entrypoint":["/bin/sleep","2147483647"]' >/dev/null
 }
 
@@ -241,8 +252,8 @@ hold() {
   trap 'exit 143' TERM
   up hold "$1"
   echo ready
-  # Nobody writes; whoever holds the other end lets go of it, dead or alive.
-  cat >/dev/null
+  # Nobody writes; whoever holds the other end lets go of it, dead or alive. Without the lock: this may outlive the cluster for a moment.
+  cat >/dev/null 9>&-
 }
 
 # ---- Parts
@@ -279,34 +290,50 @@ kill_node() {
 load() {
   local image own
   for image in "$@"; do
+    say "loading $(basename "$image") into the nodes"
     for own in "$DIRECTORY"/node*/pid; do
       inside "$(basename "$(dirname "$own")")" "$here/cluster/load-images.sh" "$(readlink -f "$image")"
     done
   done
 }
 
+# install_driver NAMESPACE DRIVER-NAME HELM-ARGUMENTS…
 install_driver() {
-  say "installing the driver"
+  local namespace=$1 driver=$2 part
+  shift 2
+  say "installing the driver $driver with Helm into namespace $namespace"
+  kubectl get namespace "$namespace" >/dev/null 2>&1 || kubectl create namespace "$namespace" >&2
   kubectl apply --filename - >&2 <<KEYS
 apiVersion: v1
 kind: Secret
-metadata: {name: s3-secret, namespace: kube-system}
+metadata: {name: s3-secret, namespace: $namespace}
 stringData: {access_key_id: $S3_ACCESS_KEY, secret_access_key: $S3_SECRET_KEY}
 KEYS
-  kubectl apply --filename "$here/../deploy" >&2
-  local part
-  for part in deployment/s3-csi-controller daemonset/s3-csi-node; do
-    kubectl rollout status --namespace kube-system "$part" --timeout 120s >&2
+  helm upgrade --install s3csi "$here/../charts/s3csi" --namespace "$namespace" --set driverName="$driver" \
+    --set image.repository=localhost/s3csi --set image.tag=test --set image.pullPolicy=Never \
+    --set s3.endpointUrl="$S3_ENDPOINT" "$@" >&2
+  say "waiting until its Pods are ready"
+  for part in daemonset/s3-csi-node deployment/s3-csi-controller; do
+    [[ -z $(kubectl get --namespace "$namespace" "$part" --ignore-not-found --output name) ]] ||
+      kubectl rollout status --namespace "$namespace" "$part" --timeout 120s >&2
   done
-  # A Pod that comes before kubelet knows the driver would wait for kubelet's back-off.
+  # Nobody but people may replace it, so it has no rollout to ask for.
+  [[ -z $(kubectl get --namespace "$namespace" daemonset/s3-csi-mounter --ignore-not-found --output name) ]] ||
+    kubectl wait --namespace "$namespace" --for condition=Ready pod --selector app=s3-csi-mounter --timeout 120s >&2
+  wait_for_registration "$driver" ||
+    fail "kubelet does not know the driver after 30 s; try: $self kubectl $DIRECTORY logs --namespace $namespace daemonset/s3-csi-node"
+}
+
+# A Pod that comes before kubelet knows the driver would wait for kubelet's back-off.
+wait_for_registration() {
   local try registered nodes
   for ((try = 0; try < 150; try++)); do
-    registered=$(kubectl get csinodes --output jsonpath='{.items[*].spec.drivers[*].name}' | wc -w)
+    registered=$(kubectl get csinodes --output jsonpath='{range .items[*].spec.drivers[*]}{.name}{"\n"}{end}' | grep --count --line-regexp --fixed-strings "$1") || true
     nodes=$(kubectl get nodes --output name | wc -l)
     ((registered < nodes)) || return 0
     sleep 0.2
   done
-  fail "kubelet does not know the driver after 30 s; try: $self kubectl $DIRECTORY logs --namespace kube-system daemonset/s3-csi-node"
+  return 1
 }
 
 (($# >= 2)) || fail "usage: $(awk '/^#   cluster/ { print substr($0, 5) }' "$0")"
@@ -321,7 +348,8 @@ case $COMMAND in
   kubectl) kubectl "$@" ;;
   on) inside "$@" ;;
   load) load "$@" ;;
-  install) install_driver ;;
+  helm) helm "$@" ;;
+  install) install_driver "${1:-kube-system}" "${2:-s3.csi.scality.com}" "${@:3}" ;;
   service) service "$@" ;;
   kill-node) kill_node "$1" ;;
   start-node) start_node "$1" ;;

@@ -2,6 +2,7 @@
 # Writes the container image as an OCI archive: our static programs, a CA bundle and the licences; no shell, no base image.
 # The same programs give the same bytes, so the digest that is printed says what is in it.
 # Usage: scripts/image.sh PROGRAMS-DIRECTORY OUTPUT.tar [NAME]
+#        scripts/image.sh PROGRAMS-DIRECTORY DIRECTORY/    only the files, for the Dockerfile
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/narrate.sh
@@ -44,26 +45,35 @@ third_party_licences() {
   done
 }
 
-(($# >= 2)) || fail "usage: scripts/image.sh PROGRAMS-DIRECTORY OUTPUT.tar [NAME]"
-programs=$1 output=$(realpath --canonicalize-missing "$2")
-version=$(awk -F '"' '/^version = / { print $2; exit }' Cargo.toml)
-name=${3:-localhost/s3csi:$version}
-[[ -e $CA_BUNDLE ]] || fail "there is no $CA_BUNDLE; run: make setup"
+# write_root PROGRAMS-DIRECTORY ROOT-DIRECTORY: all files of the image.
+write_root() {
+  local programs=$1 root=$2 program
+  [[ -e $CA_BUNDLE ]] || fail "there is no $CA_BUNDLE; run: make setup"
+  mkdir -p "$root"/{bin,etc/ssl/certs,licenses,tmp}
+  chmod 1777 "$root/tmp"
+  for program in "${PROGRAMS[@]}"; do
+    [[ -x $programs/$program ]] || fail "there is no $programs/$program; run: make build"
+    strip --strip-all -o "$root/bin/$program" "$programs/$program"
+    chmod 755 "$root/bin/$program"
+  done
+  install --mode 644 "$CA_BUNDLE" "$root$CA_BUNDLE"
+  install --mode 644 LICENSE NOTICE "$root/licenses/"
+  third_party_licences >"$root/licenses/third-party.txt"
+  chmod 644 "$root/licenses/third-party.txt"
+}
 
+(($# >= 2)) || fail "usage: scripts/image.sh PROGRAMS-DIRECTORY OUTPUT.tar [NAME]"
 work=$(mktemp --directory /tmp/s3csi-image.XXXXXX)
 trap 'rm -rf "$work"' EXIT
+if [[ $2 == */ ]]; then
+  write_root "$1" "${2%/}"
+  exit
+fi
+output=$(realpath --canonicalize-missing "$2")
+version=$(awk -F '"' '/^version = / { print $2; exit }' Cargo.toml)
+name=${3:-localhost/s3csi:$version}
 root=$work/root
-mkdir -p "$root"/{bin,etc/ssl/certs,licenses,tmp}
-chmod 1777 "$root/tmp"
-for program in "${PROGRAMS[@]}"; do
-  [[ -x $programs/$program ]] || fail "there is no $programs/$program; run: make build"
-  strip --strip-all -o "$root/bin/$program" "$programs/$program"
-  chmod 755 "$root/bin/$program"
-done
-install --mode 644 "$CA_BUNDLE" "$root$CA_BUNDLE"
-install --mode 644 LICENSE NOTICE "$root/licenses/"
-third_party_licences >"$root/licenses/third-party.txt"
-chmod 644 "$root/licenses/third-party.txt"
+write_root "$1" "$root"
 
 mkdir -p "$(dirname "$output")"
 config=$(printf '"Entrypoint":["/bin/s3csi"],"Env":["PATH=/bin"],"Labels":{%s}' "$(printf '"org.opencontainers.image.%s":"%s",' \

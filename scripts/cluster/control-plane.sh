@@ -65,6 +65,8 @@ hurry=(--leader-elect-lease-duration 4s --leader-elect-renew-deadline 3s --leade
 supervise controller-manager "$KUBE" kube-controller-manager --kubeconfig "$PKI/controller-manager.kubeconfig" \
   --service-account-private-key-file "$PKI/sa.key" --root-ca-file "$PKI/ca.crt" --use-service-account-credentials=true "${hurry[@]}"
 supervise scheduler "$KUBE" kube-scheduler --kubeconfig "$PKI/scheduler.kubeconfig" "${hurry[@]}"
+# The API without its certificates, for whoever asks so often that a kubectl each time would be too slow.
+supervise api-socket "$KUBE" kubectl proxy --kubeconfig "$PKI/admin.kubeconfig" --unix-socket "$DIRECTORY/api.sock"
 
 mkdir -p "$DIRECTORY/s3/accounts" "$DIRECTORY/s3/buckets"
 # Its posix back end changes its directory, so every path must be absolute; these are. The keys are in the environment.

@@ -44,7 +44,9 @@ mount_files() {
     mkdir -p "/var/lib/$name" "$OWN/$name"
     mount --bind "$OWN/$name" "/var/lib/$name"
   done
-  mkdir -p /var/lib/cni /var/log/pods /etc/cni/net.d
+  mkdir -p /var/lib/cni /var/log/pods /etc/cni/net.d "$LOGS/$NAME-pods"
+  # What Pods said is a log like any other, for people and for the search for secrets.
+  mount --bind "$LOGS/$NAME-pods" /var/log/pods
   # As systemd has it on any node: mounts of Pods are seen on the node and in other Pods.
   mount --make-rshared /
 }

@@ -70,6 +70,12 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
+{{- /* The name of an object that is in no namespace: drivers beside each other must not share it. Takes a list: root, name. */ -}}
+{{- define "s3csi.clusterName" -}}
+{{- $driver := (index . 0).Values.driverName -}}
+{{- index . 1 -}}{{ if ne $driver "s3.csi.scality.com" }}-{{ $driver }}{{ end -}}
+{{- end -}}
+
 {{- define "s3csi.kubeletPath" -}}
 {{- trimSuffix "/" .Values.node.kubeletPath -}}
 {{- end -}}

@@ -21,13 +21,6 @@ fn grpc_code_is_what_the_committed_protos_generate() {
 
 #[test]
 fn the_definition_of_attachments_is_what_the_type_says() {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crd.yaml");
-    check_file(&file, &s3csi_driver::api::attachment_definition_yaml("s3.csi.scality.com").unwrap());
-}
-
-/// Helm reads no file outside of the chart.
-#[test]
-fn the_chart_brings_the_same_definition() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../charts/s3csi/files/attachments.yaml");
     check_file(&file, &s3csi_driver::api::attachment_definition_yaml("s3.csi.scality.com").unwrap());
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use crate::environment::{self, MissingProgram};
 
-/// What the manifests in `deploy/` call it.
+/// What scripts/cluster.sh tells the chart to run.
 pub const NAME: &str = "localhost/s3csi:test";
 
 #[derive(Debug, thiserror::Error)]

@@ -3,6 +3,7 @@
 
 pub mod bench;
 pub mod certificates;
+pub mod chart;
 pub mod cluster;
 pub mod demo;
 pub mod engine;

@@ -164,15 +164,7 @@ impl Store for Versitygw {
         if !self.data.join(bucket).is_dir() {
             return Err(StoreError::NoSuchBucket { bucket: bucket.to_owned() });
         }
-        fs::create_dir_all(path.parent().unwrap_or(&self.data)).map_err(failed)?;
-        fs::write(&path, content).map_err(failed)?;
-        // Without the attributes a listing has no entity tag and an empty checksum algorithm. The engine's client library
-        // refuses the whole listing because of the latter, and no object that came through the server is like that.
-        let tag = hex(&Md5::digest(content));
-        for (name, value) in [("user.etag", tag), ("user.checksums", checksum_attribute(content))] {
-            setxattr(&path, name, value.as_bytes(), XattrFlags::empty()).map_err(|errno| failed(errno.into()))?;
-        }
-        Ok(())
+        write_object(&path, content).map_err(failed)
     }
 
     fn object(&self, bucket: &str, key: &str) -> Option<Bytes> {
@@ -199,6 +191,19 @@ impl Store for Versitygw {
         keys.sort();
         keys
     }
+}
+
+/// Makes an object behind the server's back.
+pub(crate) fn write_object(path: &Path, content: &[u8]) -> std::io::Result<()> {
+    fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
+    fs::write(path, content)?;
+    // Without the attributes a listing has no entity tag and an empty checksum algorithm. The engine's client library
+    // refuses the whole listing because of the latter, and no object that came through the server is like that.
+    let tag = hex(&Md5::digest(content));
+    for (name, value) in [("user.etag", tag), ("user.checksums", checksum_attribute(content))] {
+        setxattr(path, name, value.as_bytes(), XattrFlags::empty())?;
+    }
+    Ok(())
 }
 
 fn checksum_attribute(content: &[u8]) -> String {

@@ -6,8 +6,12 @@ use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 
+use serde_json::Value;
+
 use crate::environment::{self, MissingProgram};
+use crate::http;
 use crate::process::command;
+use crate::versitygw;
 
 use super::audit::{self, AuditEvent};
 use super::kube::{self, KubectlError};
@@ -126,10 +130,24 @@ impl Cluster {
         self.call("load", &[image.to_string_lossy().into_owned()]).map(drop)
     }
 
-    /// Installs the driver from `deploy/`, with the keys of the cluster's S3 server, and waits until kubelets know it. Its image has to
-    /// be loaded before.
-    pub fn install_driver(&self) -> Result<(), ClusterError> {
-        self.call("install", &[]).map(drop)
+    /// Installs the driver with Helm, from the chart, with the keys of the cluster's S3 server, and waits until kubelets know it. Its
+    /// image has to be loaded before. One namespace holds one driver. `more` are arguments for `helm upgrade --install`.
+    pub fn install_driver(&self, namespace: &str, driver: &str, more: &[&str]) -> Result<(), ClusterError> {
+        let mut arguments = vec![namespace.to_owned(), driver.to_owned()];
+        arguments.extend(more.iter().map(|it| (*it).to_owned()));
+        self.call("install", &arguments).map(drop)
+    }
+
+    /// Helm's output, as the cluster's administrator.
+    pub fn helm(&self, arguments: &[&str]) -> Result<String, ClusterError> {
+        self.call("helm", &arguments.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>())
+    }
+
+    /// What the API server answers to a GET, as the cluster's administrator; nothing if it has no such thing. Much cheaper
+    /// than a kubectl, so this is what to wait with.
+    pub fn get(&self, path: &str) -> Option<Value> {
+        let answer = http::get_over(&self.directory.join("api.sock"), path).ok()?;
+        if answer.status == 200 { serde_json::from_str(&answer.body).ok() } else { None }
     }
 
     pub fn service(&self, place: Place, change: Change, name: &str) -> Result<(), ClusterError> {
@@ -161,6 +179,12 @@ impl Cluster {
     pub fn create_bucket(&self, name: &str) -> Result<(), ClusterError> {
         let directory = self.bucket(name);
         fs::create_dir_all(&directory).map_err(|cause| ClusterError::Prepare { path: directory, cause })
+    }
+
+    /// Makes an object, behind the server's back.
+    pub fn put_object(&self, bucket: &str, key: &str, content: &str) -> Result<(), ClusterError> {
+        let path = self.bucket(bucket).join(key);
+        versitygw::write_object(&path, content.as_bytes()).map_err(|cause| ClusterError::Prepare { path, cause })
     }
 
     /// An object's content, read behind the server's back.
@@ -199,7 +223,8 @@ impl Drop for Cluster {
 }
 
 impl Place {
-    fn name(self) -> String {
+    /// `cp`, `node1`, …
+    pub fn name(self) -> String {
         match self {
             Self::ControlPlane => "cp".to_owned(),
             Self::Node(number) => format!("node{number}"),

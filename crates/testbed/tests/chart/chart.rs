@@ -1,22 +1,13 @@
 //! Helm, the chart, and what it renders.
 
-use std::path::PathBuf;
 use std::process::Command;
 
-use s3csi_testbed::{environment, process};
+use s3csi_testbed::{chart, environment};
 use serde_json::Value;
 
+pub use s3csi_testbed::chart::{NAMESPACE, RELEASE, Setting, directory};
+
 pub const STRATEGIES: [&str; 3] = ["pod", "systemd", "daemon"];
-
-pub const RELEASE: &str = "s3";
-pub const NAMESPACE: &str = "kube-system";
-
-/// Helm thinks of a very old Kubernetes when it cannot ask one.
-const KUBE_VERSION: &str = "1.33.0";
-
-pub fn directory() -> PathBuf {
-    environment::workspace().join("charts/s3csi")
-}
 
 /// A file of the repository.
 #[track_caller]
@@ -24,34 +15,19 @@ pub fn read(path: &str) -> String {
     std::fs::read_to_string(environment::workspace().join(path)).unwrap()
 }
 
-/// Helm, which finds nothing of the user who runs the tests.
+#[track_caller]
 pub fn helm() -> Command {
-    let mut helm = process::command(&environment::tool("helm").unwrap());
-    helm.env("HOME", "/nonexistent");
-    helm
+    chart::helm().unwrap()
 }
 
 /// What it printed, or what it complained about.
-#[track_caller]
-pub fn run(mut helm: Command) -> Result<String, String> {
-    let output = helm.output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
+pub fn run(helm: Command) -> Result<String, String> {
+    chart::run(helm).map_err(|it| it.to_string())
 }
 
-/// A value by its path, such as `node.logLevel`.
-pub type Setting<'a> = (&'a str, Value);
-
 /// All that the chart renders with these values.
-#[track_caller]
 pub fn render_text(settings: &[Setting<'_>]) -> Result<String, String> {
-    let mut helm = helm();
-    helm.arg("template").arg(RELEASE).arg(directory());
-    helm.args(["--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]);
-    for (path, value) in settings {
-        helm.arg("--set-json").arg(format!("{path}={value}"));
-    }
-    run(helm)
+    chart::render(settings).map_err(|it| it.to_string())
 }
 
 #[track_caller]

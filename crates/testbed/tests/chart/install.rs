@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use s3csi_testbed::chart::write_earlier_chart;
 use s3csi_testbed::cluster::ControlPlane;
 use serde_json::{Value, json};
 
@@ -88,66 +89,11 @@ fn the_chart_is_installed_changes_its_strategy_and_leaves_only_what_the_document
     assert_eq!(cluster.get("crd", DEFINITION), Value::Null);
 }
 
-/// Objects of the earlier chart as far as they cannot be changed, and its definition of attachments where Helm never looks again.
-const EARLIER_CHART: [(&str, &str); 3] = [
-    ("Chart.yaml", "{apiVersion: v2, name: scality-mountpoint-s3-csi-driver, version: 2.2.0}"),
-    ("values.yaml", "s3: {endpointUrl: 'http://s3.example.com:8000'}\ns3CredentialSecret: {name: s3-secret}\n"),
-    (
-        "templates/objects.yaml",
-        r#"
-{{- define "objects" }}
-{{- range $kind, $name := dict "DaemonSet" "s3-csi-node" "Deployment" "s3-csi-controller" }}
----
-apiVersion: apps/v1
-kind: {{ $kind }}
-metadata: {name: {{ $name }}, namespace: {{ $.Release.Namespace }}}
-spec:
-  selector:
-    matchLabels: &labels
-      app: {{ $name }}
-      app.kubernetes.io/name: {{ $.Chart.Name }}
-      app.kubernetes.io/instance: {{ $.Release.Name }}
-  template:
-    metadata: {labels: *labels}
-    spec: {containers: [{name: s3-plugin, image: none}, {name: node-driver-registrar, image: none}]}
-{{- end }}
-{{- end }}
-{{- include "objects" . }}
----
-apiVersion: storage.k8s.io/v1
-kind: CSIDriver
-metadata: {name: s3.csi.scality.com}
-spec: {attachRequired: false, podInfoOnMount: true, requiresRepublish: true}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: mountpoint-s3-csi-node-binding}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: s3-csi-driver-cluster-role}
-subjects: [{kind: ServiceAccount, name: s3-csi-driver-sa, namespace: {{ .Release.Namespace }}}]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: s3-csi-driver-controller-cluster-role-binding}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: s3-csi-driver-controller-cluster-role}
-subjects: [{kind: ServiceAccount, name: s3-csi-driver-controller-sa, namespace: {{ .Release.Namespace }}}]
----
-apiVersion: scheduling.k8s.io/v1
-kind: PriorityClass
-metadata: {name: mount-s3-critical}
-value: 1000000000
-preemptionPolicy: Never
-"#,
-    ),
-];
-
 #[test]
 fn an_upgrade_in_place_from_the_earlier_chart_keeps_what_cannot_change() {
     let cluster = Cluster::start("chart-upgrade");
     let earlier = cluster.home.path().join("earlier");
-    for (name, text) in EARLIER_CHART {
-        write(&earlier.join(name), text);
-    }
-    write(&earlier.join("crds/attachments.yaml"), &read("deploy/crd.yaml"));
+    write_earlier_chart(&earlier).unwrap();
     let mut install = cluster.helm(&["install", RELEASE, "--set", "s3.endpointUrl=http://s3.kept.example"]);
     install.arg(&earlier);
     chart::run(install).unwrap();

@@ -88,6 +88,26 @@ fn what_belongs_to_one_strategy_is_not_in_another() {
 }
 
 #[test]
+fn drivers_beside_each_other_share_no_object() {
+    let named = |settings: &[(&str, Value)]| -> Vec<String> {
+        let objects = render(settings);
+        let cluster_wide = objects.0.iter().filter(|it| it["metadata"]["namespace"].is_null());
+        cluster_wide.map(|it| format!("{} {}", text(&it["kind"]), text(&it["metadata"]["name"]))).collect()
+    };
+    for strategy in STRATEGIES {
+        let one = [("strategy", json!(strategy)), ("openshift.enabled", json!(true))];
+        let other = [
+            ("driverName", json!("s3.example.com")),
+            ("mountpointPod.namespace", json!("mount-other")),
+            ("mountpointPod.priorityClassName", json!("mount-other-critical")),
+        ];
+        let (mine, others) = (named(&one), named(&[one.as_slice(), &other].concat()));
+        assert_eq!(mine.len(), others.len());
+        assert!(mine.iter().all(|it| !others.contains(it)), "{strategy}: {mine:?} and {others:?}");
+    }
+}
+
+#[test]
 fn no_role_grants_everything() {
     for strategy in STRATEGIES {
         let objects = render(&[("strategy", json!(strategy)), ("openshift.enabled", json!(true))]);
@@ -101,34 +121,21 @@ fn no_role_grants_everything() {
     }
 }
 
-/// The suite of the controller compares deploy/*.yaml with what the controller does; so that holds for the chart, too.
-#[test]
-fn rights_are_those_of_the_plain_manifests() {
-    let rules = |objects: &[Value]| {
-        let roles = objects.iter().filter(|it| matches!(it["kind"].as_str(), Some("ClusterRole" | "Role")));
-        let mut roles: Vec<(String, Value)> =
-            roles.map(|it| (text(&it["metadata"]["name"]).to_owned(), it["rules"].clone())).collect();
-        roles.sort_by(|one, other| one.0.cmp(&other.0));
-        roles
-    };
-    let manifests = documents(&format!("{}\n---\n{}", read("deploy/node.yaml"), read("deploy/controller.yaml")));
-    assert_eq!(rules(&render_strategy("pod").0), rules(&manifests));
-}
-
 #[test]
 fn the_definition_of_attachments_is_kept_and_follows_the_driver_s_name() {
     let name = "mountpoints3podattachments.s3.csi.scality.com";
     let objects = render_strategy("pod");
     let definition = objects.get("CustomResourceDefinition", name);
     assert_eq!(definition["metadata"]["annotations"], json!({"helm.sh/resource-policy": "keep"}));
-    let [generated]: [Value; 1] = documents(&read("deploy/crd.yaml")).try_into().unwrap();
+    let [generated]: [Value; 1] = documents(&read("charts/s3csi/files/attachments.yaml")).try_into().unwrap();
     assert_eq!(definition["spec"], generated["spec"]);
 
     let objects = render(&[("cleanupCRDOnUninstall", json!(true)), ("driverName", json!("s3.example.com"))]);
     let definition = objects.get("CustomResourceDefinition", "mountpoints3podattachments.s3.example.com");
     assert_eq!(definition["metadata"]["annotations"], Value::Null);
     assert_eq!(definition["spec"]["group"], "s3.example.com");
-    assert_eq!(objects.get("ClusterRole", "s3-csi-driver-cluster-role")["rules"][0]["apiGroups"][0], "s3.example.com");
+    let role = objects.get("ClusterRole", "s3-csi-driver-cluster-role-s3.example.com");
+    assert_eq!(role["rules"][0]["apiGroups"][0], "s3.example.com");
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! The container image: what is in it, and that the same programs always give the same image.
 
+use std::path::Path;
 use std::process::Command;
 
 use s3csi_testbed::image;
+use serde_json::{Value, json};
 
 #[test]
 fn the_same_programs_give_the_same_image_and_nothing_else_is_in_it() {
@@ -27,10 +29,33 @@ fn the_same_programs_give_the_same_image_and_nothing_else_is_in_it() {
         "./licenses/third-party.txt",
     ];
     assert_eq!(files, expected);
+    check_config(&one);
+}
+
+const DOCKERFILE: &str = include_str!("../../../../Dockerfile");
+
+/// Who looks at an image is told what it is, by us and by the Dockerfile alike.
+fn check_config(archive: &Path) {
+    let blob = |digest: &Value| {
+        let name = format!("blobs/{}", digest.as_str().unwrap().replace(':', "/"));
+        serde_json::from_str::<Value>(&run("tar", &["-xOf", archive.to_str().unwrap(), &name])).unwrap()
+    };
+    let index: Value = serde_json::from_str(&run("tar", &["-xOf", archive.to_str().unwrap(), "index.json"])).unwrap();
+    let config = blob(&blob(&index["manifests"][0]["digest"])["config"]["digest"])["config"].clone();
+    assert_eq!(config["Entrypoint"], json!(["/bin/s3csi"]));
+    assert!(DOCKERFILE.contains(r#"ENTRYPOINT ["/bin/s3csi"]"#));
+    assert!(DOCKERFILE.contains(&format!("ARG VERSION={}\n", env!("CARGO_PKG_VERSION"))));
+    let labels = config["Labels"].as_object().unwrap();
+    assert_eq!(labels["org.opencontainers.image.version"], env!("CARGO_PKG_VERSION"));
+    for (name, value) in labels {
+        let value = if name.ends_with(".version") { "${VERSION}" } else { value.as_str().unwrap() };
+        assert!(DOCKERFILE.contains(&format!("{name}=\"{value}\"")), "the Dockerfile has no label {name}={value}");
+    }
+    assert_eq!(labels.len(), DOCKERFILE.matches("org.opencontainers.image.").count());
 }
 
 /// The name of the layer in the archive.
-fn biggest_blob(archive: &std::path::Path) -> String {
+fn biggest_blob(archive: &Path) -> String {
     let table = run("tar", &["--list", "--verbose", "--file", archive.to_str().unwrap()]);
     let size_and_name = |line: &str| {
         let mut fields = line.split_whitespace();

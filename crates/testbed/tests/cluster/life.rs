@@ -1,7 +1,9 @@
 //! The cluster itself: Pods run, its parts may die, and nothing is left of it.
 
+use std::fs::File;
 use std::path::Path;
 
+use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 use s3csi_testbed::cluster::{Change, Cluster, Place};
 use s3csi_testbed::leftovers::mounts_beneath;
@@ -44,7 +46,11 @@ fn a_cluster_whose_keeper_was_killed_is_gone_and_its_rest_is_swept_away() {
     let cluster = Cluster::start("killed", 1).unwrap();
     let directory = cluster.directory().to_owned();
     kill_process(Pid::from_child(cluster.script()), Signal::KILL).unwrap();
-    wait_for("all processes have ended", || !has_processes(&directory));
+    // Whoever of it lives holds the lock, and as long as it is held nobody sweeps.
+    let lock = File::open(directory.join("lock")).unwrap();
+    wait_for("all processes have ended", || flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok());
+    assert!(!has_processes(&directory));
+    drop(lock);
     drop(cluster);
     // The next one removes what a killed one could not.
     drop(Cluster::start("next", 1).unwrap());

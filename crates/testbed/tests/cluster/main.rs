@@ -1,9 +1,17 @@
 //! The testbed's own Kubernetes, the image, and the driver in a real cluster as users install it.
 #![forbid(unsafe_code)]
 
+mod access;
 mod control_plane;
-mod daemon;
+mod ending;
+mod examples;
+mod failures;
 mod image;
 mod life;
-mod volumes;
+mod many;
+mod release;
+mod restarts;
+mod rights;
+mod sharing;
+mod strategies;
 mod world;

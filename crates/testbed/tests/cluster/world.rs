@@ -1,123 +1,79 @@
-//! One cluster with the driver for all tests that leave its parts alone, and words for what tests say to it.
+//! One cluster with the driver for all tests, and words for what tests say to it.
+//!
+//! Tests run side by side, with names of their own, and their workloads are on the first node. The second one is for those who restart,
+//! drain or crowd something; they do it [`alone`], so that nobody who counts seconds [`in_peace`] is disturbed.
 
-use std::sync::LazyLock;
+mod look;
+mod workload;
+
+use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use s3csi_testbed::cluster::Cluster;
+use s3csi_testbed::cluster::{Cluster, Place};
 use s3csi_testbed::image;
 use s3csi_testbed::wait::wait_patiently_until;
+
+pub use look::{
+    attachments, engines_of, events, existing_mountpoint_pods, mountpoint_pods, mounts, objects, one_mountpoint_pod,
+    pod,
+};
+pub use workload::{Volume, Workload, delete_pods};
+
+pub const DRIVER: &str = "s3.csi.scality.com";
+
+/// Where the release is.
+pub const NAMESPACE: &str = "kube-system";
+
+/// For all workloads that do not say otherwise.
+pub const NODE: Place = Place::Node(1);
+
+/// Whose parts may be restarted, by whoever is [`alone`].
+pub const OTHER_NODE: Place = Place::Node(2);
 
 /// Pods run after some seconds on an idle machine; CI machines are not idle.
 pub const PATIENCE: Duration = Duration::from_mins(2);
 
-/// With our image on its nodes and the driver installed from `deploy/`. Each test has names of its own in it.
+/// How long anything of a workload may be there after it.
+pub const CLEAN_UP: Duration = Duration::from_secs(10);
+
+/// With our image on its nodes and the driver installed from the chart.
 pub static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
     let directory = tempfile::Builder::new().prefix("s3csi-test-").tempdir_in("/tmp").unwrap();
     let archive = directory.path().join("s3csi.tar");
     image::write(&archive).unwrap();
-    let cluster = Cluster::start("cluster", 1).unwrap();
+    let cluster = Cluster::start("cluster", 2).unwrap();
     cluster.load(&archive).unwrap();
-    cluster.install_driver().unwrap();
+    cluster.install_driver(NAMESPACE, DRIVER, &[]).unwrap();
     cluster
 });
 
-/// A bucket, a static volume for it and a claim, all of one name.
-pub struct Volume<'a> {
-    pub name: &'a str,
-    pub driver: &'a str,
+static PEACE: RwLock<()> = RwLock::new(());
+
+/// As long as it is held, nobody restarts or crowds anything.
+pub fn in_peace() -> RwLockReadGuard<'static, ()> {
+    PEACE.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Volume<'_> {
-    #[track_caller]
-    pub fn create(&self) {
-        let Self { name, driver } = self;
-        CLUSTER.create_bucket(name).unwrap();
-        let yaml = format!(
-            "
-apiVersion: v1
-kind: PersistentVolume
-metadata: {{name: {name}}}
-spec:
-  capacity: {{storage: 1Gi}}
-  accessModes: [ReadWriteMany]
-  storageClassName: ''
-  claimRef: {{namespace: default, name: {name}}}
-  mountOptions: [allow-delete, allow-overwrite, metadata-ttl 0]
-  csi: {{driver: {driver}, volumeHandle: {name}, volumeAttributes: {{bucketName: {name}}}}}
----
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {{name: {name}, namespace: default}}
-spec: {{accessModes: [ReadWriteMany], storageClassName: '', volumeName: {name}, resources: {{requests: {{storage: 1Gi}}}}}}
-"
-        );
-        CLUSTER.apply(&yaml).unwrap();
-    }
+/// For those who restart or crowd what others need, one at a time.
+pub fn alone() -> RwLockWriteGuard<'static, ()> {
+    PEACE.write().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A Pod with one volume at `/data` and a shell script to run, after which it sleeps.
-pub struct Workload<'a> {
-    pub name: &'a str,
-    pub claim: &'a str,
-    pub group: Option<u32>,
-    pub script: &'a str,
-}
-
-impl Workload<'_> {
-    #[track_caller]
-    pub fn create(&self) {
-        let Self { name, claim, group, script } = self;
-        let group = group.map(|it| format!("{{fsGroup: {it}}}")).unwrap_or_else(|| "{}".to_owned());
-        let yaml = format!(
-            "
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: default}}
-spec:
-  terminationGracePeriodSeconds: 1
-  securityContext: {group}
-  containers:
-  - name: main
-    image: localhost/busybox:1
-    imagePullPolicy: Never
-    command: [sh, -ec, \"{script}; exec sleep 100000\"]
-    volumeMounts: [{{name: data, mountPath: /data}}]
-  volumes: [{{name: data, persistentVolumeClaim: {{claimName: {claim}}}}}]
-"
-        );
-        CLUSTER.apply(&yaml).unwrap();
-    }
-
-    /// Panics with all that a person would look at when it does not run soon.
-    #[track_caller]
-    pub fn wait_until_it_runs(&self) {
-        wait_for_pod(&CLUSTER, "default", self.name);
-    }
-
-    /// What a command in the Pod printed.
-    #[track_caller]
-    pub fn run(&self, script: &str) -> String {
-        CLUSTER.kubectl(&["exec", self.name, "--", "sh", "-ec", script]).unwrap()
-    }
-
-    /// Returns when the API server has forgotten it: its volumes are gone then.
-    #[track_caller]
-    pub fn delete(&self) {
-        CLUSTER.kubectl(&["delete", "pod", self.name, "--timeout=120s"]).unwrap();
-    }
-}
-
+/// Panics with all that a person would look at when it does not run soon.
 #[track_caller]
 pub fn wait_for_pod(cluster: &Cluster, namespace: &str, name: &str) {
-    let timeout = format!("--timeout={}s", PATIENCE.as_secs());
-    let pod = format!("pod/{name}");
-    let waited = cluster.kubectl(&["wait", "--namespace", namespace, "--for=condition=Ready", &pod, &timeout]);
-    if let Err(error) = waited {
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+    let is_ready = || {
+        let conditions = cluster.get(&path).map(|it| it["status"]["conditions"].clone()).unwrap_or_default();
+        conditions.as_array().into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
+    };
+    if !wait_patiently_until(Instant::now() + PATIENCE, is_ready) {
         let look = |arguments: &[&str]| cluster.kubectl(arguments).unwrap_or_else(|it| it.to_string());
         panic!(
-            "{error}\n{}\n{}",
+            "Pod {name} is not ready after {PATIENCE:?}\n{}\n{}\n{}",
             look(&["describe", "pod", "--namespace", namespace, name]),
-            look(&["get", "pods", "--all-namespaces", "--output", "wide"])
+            look(&["get", "pods", "--all-namespaces", "--output", "wide"]),
+            look(&["get", "s3pa", "--output", "wide"]),
         );
     }
 }
@@ -137,16 +93,13 @@ pub fn wait_for_rollout(cluster: &Cluster, namespace: &str, what: &str) {
     }
 }
 
-/// Until kubelet knows the driver. Volumes of Pods that come before wait for kubelet's back-off, many seconds.
-#[track_caller]
-pub fn wait_for_registration(cluster: &Cluster, driver: &str) {
-    eventually("the driver is registered with kubelet", || {
-        let drivers = cluster.kubectl(&["get", "csinodes", "--output", "jsonpath={.items[*].spec.drivers[*].name}"]);
-        drivers.is_ok_and(|it| it.split_whitespace().any(|it| it == driver))
-    });
+/// Whether `kubectl get csinode` shows the driver on this node. Volumes of Pods that come before wait for kubelet's back-off.
+pub fn is_registered(place: Place, driver: &str) -> bool {
+    let node = CLUSTER.get(&format!("/apis/storage.k8s.io/v1/csinodes/{}", place.name())).unwrap_or_default();
+    node["spec"]["drivers"].as_array().into_iter().flatten().any(|it| it["name"] == driver)
 }
 
-/// For conditions that kubectl has to be asked for.
+/// For conditions that somebody else has to be asked for.
 #[track_caller]
 pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
     assert!(wait_patiently_until(Instant::now() + PATIENCE, condition), "waited {PATIENCE:?} in vain: {what}");

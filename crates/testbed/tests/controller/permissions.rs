@@ -1,4 +1,4 @@
-//! The controller has the rights of deploy/controller.yaml: enough for everything it does, and none that it does not use.
+//! The controller has the rights that the chart grants: enough for everything it does, and none that it does not use.
 
 use std::collections::BTreeSet;
 

@@ -12,8 +12,9 @@ use kube::api::{ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
 use s3csi_driver::api::{self, MountpointS3PodAttachment};
+use s3csi_testbed::chart;
 use s3csi_testbed::cluster::ControlPlane;
-use s3csi_testbed::environment::{product, workspace};
+use s3csi_testbed::environment::product;
 use s3csi_testbed::process::Process;
 use serde_json::json;
 
@@ -24,7 +25,7 @@ pub const DRIVER: &str = "s3.csi.scality.com";
 
 const NAMESPACE: &str = "mount-s3";
 
-/// As whom the shared controller works: with the rights of deploy/controller.yaml.
+/// As whom the shared controller works: with the rights that the chart grants.
 pub const ACCOUNT: &str = "system:serviceaccount:kube-system:s3-csi-driver-controller-sa";
 
 /// What the controller does takes milliseconds; a machine that compiles beside takes its time.
@@ -36,9 +37,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub static CONTROL_PLANE: LazyLock<ControlPlane> = LazyLock::new(|| ControlPlane::start("controller").unwrap());
 
 static SHARED: LazyLock<Process> = LazyLock::new(|| {
-    for file in ["crd.yaml", "controller.yaml"] {
-        CONTROL_PLANE.apply(&read(&format!("deploy/{file}"))).unwrap();
-    }
+    CONTROL_PLANE.apply(&chart::render(&[]).unwrap()).unwrap();
     let token = CONTROL_PLANE.kubectl(&["create", "token", "--namespace=kube-system", "s3-csi-driver-controller-sa"]);
     let kubeconfig = CONTROL_PLANE.kubeconfig().with_file_name("controller.kubeconfig");
     let admin = Kubeconfig::read_from(CONTROL_PLANE.kubeconfig()).unwrap();
@@ -152,10 +151,6 @@ pub fn eventually<T>(what: &str, mut question: impl AsyncFnMut() -> Option<T>) -
             tokio::time::sleep(PAUSE).await;
         }
     }
-}
-
-pub fn read(path: &str) -> String {
-    std::fs::read_to_string(workspace().join(path)).unwrap()
 }
 
 async fn client(control_plane: &ControlPlane) -> Client {
