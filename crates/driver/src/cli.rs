@@ -17,18 +17,26 @@ use s3csi_core::credentials::Keys;
 use s3csi_core::environment::DriverSettings;
 use s3csi_core::limits;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 
+use self::kubernetes::KubernetesArgs;
+use crate::csi::health::Figures;
 use crate::csi::server::{Endpoint, Server};
 use crate::host::Kernel;
 use crate::install;
-use crate::metrics::Metrics;
+use crate::metrics::NodeMetrics;
 use crate::node::assignment::{Assignments, Place};
+use crate::node::census::Census;
+use crate::node::conditions::Conditions;
 use crate::node::locks::Locks;
 use crate::node::orders::Orders;
+use crate::node::repairs::Repairs;
 use crate::node::steps::{Step, Steps};
 use crate::node::strategies::daemon::Daemon;
 use crate::node::strategies::pod::MountpointPods;
-use crate::node::strategies::systemd::{Deaths, Known, NoHeal, Repairs, SystemdUnits};
+use crate::node::strategies::systemd::{Deaths, Known, NoHeal, SystemdUnits};
+use crate::node::taint::{Registered, StartupTaint};
+use crate::node::teller::Teller;
 use crate::node::{Layout, Node, strategies};
 use crate::systemd::{Limits, PRIVATE_SOCKET, Systemd};
 
@@ -75,6 +83,16 @@ enum Strategy {
     Systemd,
 }
 
+impl Strategy {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::Daemon => "daemon",
+            Self::Systemd => "systemd",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
     Text,
@@ -91,6 +109,9 @@ enum Registration {
 
 #[derive(Args, Debug)]
 struct NodeArgs {
+    #[command(flatten)]
+    kubernetes: KubernetesArgs,
+
     /// The CSI socket, `unix:/path` [default: `unix:<kubelet path>/plugins/<driver name>/csi.sock`]
     #[arg(long, env = "CSI_ENDPOINT", value_name = "URL")]
     endpoint: Option<Endpoint>,
@@ -207,6 +228,7 @@ impl NodeArgs {
     fn run(self) -> anyhow::Result<()> {
         // No `..`: a flag nobody uses does not compile.
         let Self {
+            kubernetes,
             endpoint,
             kubelet_endpoint,
             node_id,
@@ -249,16 +271,53 @@ impl NodeArgs {
         let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
         let orders = Orders { settings, driver_keys: driver_keys()?, kubernetes_version };
         let steps = Steps::stop_after(stop_after);
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(NodeMetrics::new());
+        let client = match (runtime.block_on(kubernetes.client(metrics.api())), strategy) {
+            (Ok(client), _) => Some(client),
+            (Err(error), Strategy::Pod) => return Err(error),
+            (Err(error), Strategy::Daemon | Strategy::Systemd) => {
+                tracing::info!(reason = format!("{error:#}"), "working without an API server");
+                None
+            }
+        };
+        let (acknowledged, registered) = watch::channel(false);
+        if let Some(client) = client.clone() {
+            let registered = match registration {
+                Registration::On => Registered::Acknowledged(registered),
+                Registration::Off => Registered::Listed,
+            };
+            let (node, driver_name, metrics) = (node_id.clone(), driver_name.clone(), metrics.clone());
+            runtime.spawn(StartupTaint { client, node, driver_name, registered, metrics }.remove_forever());
+        }
+        let teller = Arc::new(match client.clone() {
+            Some(client) => {
+                let (teller, post) = Teller::new(metrics.clone(), client, &driver_name, &node_id);
+                runtime.spawn(post);
+                teller
+            }
+            None => Teller::mute(metrics.clone()),
+        });
+        let census = Arc::new(Census::new(
+            host.clone(),
+            resolved_directory(&kubelet_path)?,
+            resolved_directory(&layout.sources())?,
+            strategy.name(),
+        ));
         let strategy = match strategy {
             Strategy::Pod => {
+                let client = client.context("strategy pod needs the API server")?;
                 let place =
                     Place { node: node_id.clone(), namespace: mountpoint_namespace, driver_name: driver_name.clone() };
-                let client = runtime
-                    .block_on(kube::Client::try_default())
-                    .context("failed to find out how to reach the API server (in a Pod its service account says it, elsewhere KUBECONFIG)")?;
-                let assignments = Arc::new(Assignments::new(place, client, runtime.handle().clone()));
+                let assignments = Arc::new(Assignments::new(place, client.clone(), runtime.handle().clone()));
                 runtime.spawn(assignments.clone().watch_forever());
+                let conditions = Conditions {
+                    assignments: assignments.clone(),
+                    census: census.clone(),
+                    teller: teller.clone(),
+                    client,
+                    driver_name: driver_name.clone(),
+                };
+                runtime.spawn(conditions.write_forever());
                 strategies::Strategy::Pod(Box::new(MountpointPods {
                     host: host.clone(),
                     assignments,
@@ -268,6 +327,8 @@ impl NodeArgs {
                     orders,
                     locks: Locks::default(),
                     steps,
+                    repairs: Repairs::of_sources(metrics.clone()),
+                    teller: teller.clone(),
                 }))
             }
             Strategy::Daemon => strategies::Strategy::Daemon(Box::new(Daemon {
@@ -279,6 +340,8 @@ impl NodeArgs {
                 node: node_id.clone(),
                 locks: Locks::default(),
                 steps,
+                repairs: Repairs::of_sources(metrics.clone()),
+                teller: teller.clone(),
             })),
             Strategy::Systemd => {
                 let plugin = layout.plugin_directory();
@@ -299,7 +362,8 @@ impl NodeArgs {
                     locks: Locks::default(),
                     steps,
                     known: Known::default(),
-                    repairs: Repairs::new(metrics.clone()),
+                    repairs: Repairs::of_units(metrics.clone()),
+                    teller: teller.clone(),
                     deaths: Deaths::default(),
                     heal: Arc::new(NoHeal),
                 });
@@ -310,15 +374,17 @@ impl NodeArgs {
         let server = Server {
             driver_name: driver_name.clone(),
             node_id,
-            node: Arc::new(Node::new(strategy)),
+            node: Arc::new(Node::new(strategy, teller.clone())),
             csi_socket: csi_socket.clone(),
             registration: (registration == Registration::On).then(|| crate::csi::registration::Registration {
                 socket: layout.registration_socket(),
                 driver_name,
                 endpoint: kubelet_endpoint.unwrap_or(csi_socket),
+                acknowledged,
+                metrics: metrics.clone(),
             }),
             health_address,
-            metrics,
+            figures: Arc::new(Figures { metrics, census, teller }),
         };
         let outcome = runtime.block_on(async { server.run(asked_to_stop()?).await });
         // A call that is stuck in the kernel must not keep the process from ending.

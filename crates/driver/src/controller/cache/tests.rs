@@ -94,6 +94,7 @@ fn pod(name: &str, uid: &str, place: Option<(&str, &str)>) -> StartedPod {
         },
         node: place.map(|(node, _)| node.to_owned()),
         persistent_volume: place.map(|(_, volume)| volume.parse().unwrap()),
+        mounted: None,
     }
 }
 
