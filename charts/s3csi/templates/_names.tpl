@@ -85,7 +85,8 @@ imagePullSecrets:
 {{- else if .Values.openshift.enabled }}true{{ end -}}
 {{- end -}}
 
-{{- /* What cannot work together is said here, in one sentence each, and not by a Pod that never starts. */ -}}
+{{- /* What cannot work together is said here, in one sentence each, and not by a Pod that never starts. Every template begins with it, for Helm
+       takes them in any order. */ -}}
 {{- define "s3csi.check" -}}
 {{- if not (hasKey .Values "strategy") -}}
 {{- fail "the values are those of another chart, without the defaults of this one: use --reset-then-reuse-values in place of --reuse-values" -}}

@@ -1,5 +1,6 @@
 //! The command line: the only place that reads the environment, and the one that builds everything else.
 
+mod around;
 mod controller;
 mod crd;
 mod kubernetes;
@@ -17,26 +18,21 @@ use s3csi_core::credentials::Keys;
 use s3csi_core::environment::DriverSettings;
 use s3csi_core::limits;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
 
+use self::around::{Around, Whereabouts};
 use self::kubernetes::KubernetesArgs;
-use crate::csi::health::Figures;
 use crate::csi::server::{Endpoint, Server};
 use crate::host::Kernel;
 use crate::install;
 use crate::metrics::NodeMetrics;
-use crate::node::assignment::{Assignments, Place};
-use crate::node::census::Census;
-use crate::node::conditions::Conditions;
+use crate::node::assignment::Place;
 use crate::node::locks::Locks;
 use crate::node::orders::Orders;
 use crate::node::repairs::Repairs;
 use crate::node::steps::{Step, Steps};
 use crate::node::strategies::daemon::Daemon;
 use crate::node::strategies::pod::MountpointPods;
-use crate::node::strategies::systemd::{Deaths, Known, NoHeal, SystemdUnits};
-use crate::node::taint::{Registered, StartupTaint};
-use crate::node::teller::Teller;
+use crate::node::strategies::systemd::{Deaths, Keeping, Known, NoHeal, SystemdUnits};
 use crate::node::{Layout, Node, strategies};
 use crate::systemd::{Limits, PRIVATE_SOCKET, Systemd};
 
@@ -107,6 +103,12 @@ enum Registration {
     Off,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
+}
+
 #[derive(Args, Debug)]
 struct NodeArgs {
     #[command(flatten)]
@@ -172,6 +174,11 @@ struct NodeArgs {
     #[arg(long, env = "ENGINE_TASKS_LIMIT", value_name = "NUMBER")]
     engine_tasks_limit: Option<u64>,
 
+    /// Strategy systemd: what happens when an engine dies. With `on`, its unit starts another one on the same mount, and
+    /// applications see a pause; with `off`, the volume is mounted anew.
+    #[arg(long, env = "ENGINE_KEEP_ALIVE", value_enum, default_value = "on")]
+    engine_keep_alive: Switch,
+
     /// Whether to register with kubelet.
     #[arg(long, value_enum, default_value = "on")]
     registration: Registration,
@@ -225,6 +232,7 @@ impl Cli {
 }
 
 impl NodeArgs {
+    #[expect(clippy::too_many_lines, reason = "each flag is handed on, once")]
     fn run(self) -> anyhow::Result<()> {
         // No `..`: a flag nobody uses does not compile.
         let Self {
@@ -244,6 +252,7 @@ impl NodeArgs {
             engine_memory_limit,
             engine_cpu_limit,
             engine_tasks_limit,
+            engine_keep_alive,
             registration,
             health_address,
             s3_endpoint_url,
@@ -280,44 +289,20 @@ impl NodeArgs {
                 None
             }
         };
-        let (acknowledged, registered) = watch::channel(false);
-        if let Some(client) = client.clone() {
-            let registered = match registration {
-                Registration::On => Registered::Acknowledged(registered),
-                Registration::Off => Registered::Listed,
-            };
-            let (node, driver_name, metrics) = (node_id.clone(), driver_name.clone(), metrics.clone());
-            runtime.spawn(StartupTaint { client, node, driver_name, registered, metrics }.remove_forever());
-        }
-        let teller = Arc::new(match client.clone() {
-            Some(client) => {
-                let (teller, post) = Teller::new(metrics.clone(), client, &driver_name, &node_id);
-                runtime.spawn(post);
-                teller
-            }
-            None => Teller::mute(metrics.clone()),
-        });
-        let census = Arc::new(Census::new(
-            host.clone(),
-            resolved_directory(&kubelet_path)?,
-            resolved_directory(&layout.sources())?,
-            strategy.name(),
-        ));
+        let whereabouts = Whereabouts {
+            node: node_id.clone(),
+            driver_name: driver_name.clone(),
+            kubelet: resolved_directory(&kubelet_path)?,
+            sources: resolved_directory(&layout.sources())?,
+            strategy: strategy.name(),
+        };
+        let around = Around::begin(&runtime, host.clone(), whereabouts, client.clone(), &metrics, registration);
         let strategy = match strategy {
             Strategy::Pod => {
                 let client = client.context("strategy pod needs the API server")?;
                 let place =
                     Place { node: node_id.clone(), namespace: mountpoint_namespace, driver_name: driver_name.clone() };
-                let assignments = Arc::new(Assignments::new(place, client.clone(), runtime.handle().clone()));
-                runtime.spawn(assignments.clone().watch_forever());
-                let conditions = Conditions {
-                    assignments: assignments.clone(),
-                    census: census.clone(),
-                    teller: teller.clone(),
-                    client,
-                    driver_name: driver_name.clone(),
-                };
-                runtime.spawn(conditions.write_forever());
+                let assignments = around.follow(&runtime, client, place);
                 strategies::Strategy::Pod(Box::new(MountpointPods {
                     host: host.clone(),
                     assignments,
@@ -328,7 +313,7 @@ impl NodeArgs {
                     locks: Locks::default(),
                     steps,
                     repairs: Repairs::of_sources(metrics.clone()),
-                    teller: teller.clone(),
+                    teller: around.teller.clone(),
                 }))
             }
             Strategy::Daemon => strategies::Strategy::Daemon(Box::new(Daemon {
@@ -341,7 +326,7 @@ impl NodeArgs {
                 locks: Locks::default(),
                 steps,
                 repairs: Repairs::of_sources(metrics.clone()),
-                teller: teller.clone(),
+                teller: around.teller.clone(),
             })),
             Strategy::Systemd => {
                 let plugin = layout.plugin_directory();
@@ -359,11 +344,15 @@ impl NodeArgs {
                         cpu_millis: engine_cpu_limit,
                         tasks: engine_tasks_limit,
                     },
+                    keeping: match engine_keep_alive {
+                        Switch::On => Keeping::InUnit,
+                        Switch::Off => Keeping::Nobody,
+                    },
                     locks: Locks::default(),
                     steps,
                     known: Known::default(),
                     repairs: Repairs::of_units(metrics.clone()),
-                    teller: teller.clone(),
+                    teller: around.teller.clone(),
                     deaths: Deaths::default(),
                     heal: Arc::new(NoHeal),
                 });
@@ -374,17 +363,17 @@ impl NodeArgs {
         let server = Server {
             driver_name: driver_name.clone(),
             node_id,
-            node: Arc::new(Node::new(strategy, teller.clone())),
+            node: Arc::new(Node::new(strategy, around.teller.clone())),
             csi_socket: csi_socket.clone(),
             registration: (registration == Registration::On).then(|| crate::csi::registration::Registration {
                 socket: layout.registration_socket(),
                 driver_name,
                 endpoint: kubelet_endpoint.unwrap_or(csi_socket),
-                acknowledged,
-                metrics: metrics.clone(),
+                acknowledged: around.acknowledged.clone(),
+                metrics,
             }),
             health_address,
-            figures: Arc::new(Figures { metrics, census, teller }),
+            figures: Arc::new(around.figures()),
         };
         let outcome = runtime.block_on(async { server.run(asked_to_stop()?).await });
         // A call that is stuck in the kernel must not keep the process from ending.

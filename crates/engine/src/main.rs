@@ -50,7 +50,8 @@ fn run() -> Result<(), Ending> {
     let environment = Environment::read().map_err(Ending::Explained)?;
     let serves = arguments.foreground || environment.is_background_child || environment.keeper.is_some();
     let has_keeper = environment.keeper.is_some() || cli::descriptor_of(&arguments.mount_point).is_some();
-    if serves && arguments.keep_alive && !has_keeper {
+    let keeps_alive = arguments.keep_alive || environment.keeps_alive;
+    if serves && keeps_alive && !has_keeper {
         return alive::run(&arguments, &environment).map_err(|error| match error {
             AliveError::Alone(AloneError::Explained) => Ending::ExplainedByChild,
             error => Ending::Explained(chain(&error)),

@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::wait::wait_for;
 
 /// Processes called `name` whose program lies in `directory`, or whose environment or arguments mention it.
 pub fn running(name: &str, directory: &Path) -> Vec<Pid> {
@@ -14,6 +16,29 @@ pub fn running(name: &str, directory: &Path) -> Vec<Pid> {
         .collect();
     found.sort_by_key(|it| it.as_raw_nonzero());
     found
+}
+
+/// Who started a process that still runs.
+pub fn parent(pid: Pid) -> Option<Pid> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // `pid (name) state parent …`
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(1)?.parse().ok().and_then(Pid::from_raw)
+}
+
+/// Stops a process and waits until each of its threads has: the signal alone lets them go on for a moment.
+#[track_caller]
+pub fn freeze(pid: Pid) {
+    kill_process(pid, Signal::STOP).unwrap();
+    wait_for("the process stands still", || {
+        let Ok(mut threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+        threads.all(|it| it.is_ok_and(|it| is_stopped(&it.path())))
+    });
+}
+
+fn is_stopped(thread: &Path) -> bool {
+    let stat = fs::read_to_string(thread.join("stat")).unwrap_or_default();
+    stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
 }
 
 /// Whether a process has this name and is not just waiting to be reaped.

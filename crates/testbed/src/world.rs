@@ -184,7 +184,19 @@ impl<'a> World<'a> {
     }
 
     /// Engines of this node, whoever started them.
+    /// One for each mount. Where a unit of systemd keeps its engine alive, this is the process that keeps; see [`Self::serving`].
     pub fn engines(&self) -> Vec<Pid> {
+        let all = self.engine_processes();
+        let is_kept = |it: &Pid| processes::parent(*it).is_some_and(|parent| all.contains(&parent));
+        all.iter().copied().filter(|it| !is_kept(it)).collect()
+    }
+
+    /// The process that serves the mount which another one keeps alive.
+    pub fn serving(&self, keeper: Pid) -> Option<Pid> {
+        self.engine_processes().into_iter().find(|it| processes::parent(*it) == Some(keeper))
+    }
+
+    fn engine_processes(&self) -> Vec<Pid> {
         processes::running("mount-s3", self.fixture.directory())
     }
 
@@ -201,11 +213,22 @@ impl<'a> World<'a> {
         engines[0]
     }
 
-    /// Ends the engine with SIGKILL and waits until it is gone.
+    /// Ends the only engine with SIGKILL and waits until it is gone.
+    #[track_caller]
     pub fn kill_engine(&self) {
-        let engine = self.engine();
+        self.kill(self.engine());
+    }
+
+    /// Ends an engine with SIGKILL, together with whoever it keeps alive, and waits until they are gone.
+    pub fn kill(&self, engine: Pid) {
+        let serving = self.serving(engine);
         kill_process(engine, Signal::KILL).unwrap();
-        wait_for("the engine is gone", || !self.engines().contains(&engine));
+        if let Some(serving) = serving {
+            // systemd ends what is left of a unit, too, and may be quicker.
+            let _ = kill_process(serving, Signal::KILL);
+        }
+        let family: Vec<Pid> = [engine].into_iter().chain(serving).collect();
+        wait_for("the engine is gone", || !self.engine_processes().iter().any(|it| family.contains(it)));
     }
 
     /// The only source's path.
@@ -235,7 +258,7 @@ impl<'a> World<'a> {
         let is_of_a_volume = |it: &&String| !it.starts_with("mount.") && !it.starts_with('.');
         let places = names_in(&self.plugin.mounter_directory());
         found.extend(places.iter().filter(is_of_a_volume).map(|it| format!("place {it}")));
-        if self.plugin.strategy() == Strategy::Systemd {
+        if *self.plugin.strategy() == Strategy::Systemd {
             found.extend(units("mount-s3-*").iter().map(|it| format!("unit {it}")));
             found.extend(names_in(&self.plugin.credentials()).iter().map(|it| format!("credentials {it}")));
         }

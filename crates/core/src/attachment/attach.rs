@@ -147,7 +147,8 @@ impl Plan<'_> {
         self.decision.notices.push(Notice::Assigned { workload, attachment, mountpoint_pod });
     }
 
-    /// The entry that a workload with this need joins: of several suitable ones the busiest, so that the others drain.
+    /// The entry that a workload with this need joins: of several suitable ones one whose Pod is there already, and of those
+    /// the busiest, so that the others drain.
     fn find_shared(&self, need: &Need) -> Option<Place> {
         let mut candidates = Vec::new();
         for (draft_index, draft) in self.drafts.iter().enumerate() {
@@ -155,17 +156,18 @@ impl Plan<'_> {
                 continue;
             }
             for (mountpoint_pod, entries) in &draft.entries {
-                let is_suitable = match self.pods.get(mountpoint_pod.as_str()) {
+                let pod = self.pods.get(mountpoint_pod.as_str());
+                let is_suitable = match pod {
                     Some(pod) => pod.is_suitable(&self.observed.driver_version),
                     // It is about to be started, by us or by whoever wrote this entry.
                     None => !entries.is_empty(),
                 };
                 if is_suitable {
-                    candidates.push((Reverse(entries.len()), &draft.name, mountpoint_pod, draft_index));
+                    candidates.push((pod.is_none(), Reverse(entries.len()), &draft.name, mountpoint_pod, draft_index));
                 }
             }
         }
-        let (_, _, mountpoint_pod, draft) = candidates.into_iter().min()?;
+        let (_, _, _, mountpoint_pod, draft) = candidates.into_iter().min()?;
         Some(Place { draft, mountpoint_pod: mountpoint_pod.clone() })
     }
 

@@ -93,9 +93,8 @@ impl ApplyError {
     /// Whether attachments were not written as decided.
     pub fn is_about_specs(&self) -> bool {
         match self {
-            Self::LostRace { .. } | Self::WriteAttachment { .. } | Self::StaleLives { .. } => true,
             // Reads without a cache come before writes of specs, and before a Pod is retired: both ways, nobody was told.
-            Self::Fresh { .. } => true,
+            Self::Fresh { .. } | Self::LostRace { .. } | Self::WriteAttachment { .. } | Self::StaleLives { .. } => true,
             Self::Shape { .. }
             | Self::StartPod { .. }
             | Self::RetirePod { .. }

@@ -224,10 +224,14 @@ impl Cache {
                     affected.extend(self.set_volume(&name, None));
                 }
                 for volume in volumes {
-                    affected.extend(self.set_volume(&volume.name.as_str().to_owned(), Some(volume)));
+                    let name = volume.name.clone();
+                    affected.extend(self.set_volume(name.as_str(), Some(volume)));
                 }
             }
-            News::Changed(volume) => affected.extend(self.set_volume(&volume.name.as_str().to_owned(), Some(volume))),
+            News::Changed(volume) => {
+                let name = volume.name.clone();
+                affected.extend(self.set_volume(name.as_str(), Some(volume)));
+            }
             News::Gone(volume) => affected.extend(self.set_volume(volume.name.as_str(), None)),
         }
         affected

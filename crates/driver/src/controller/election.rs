@@ -80,9 +80,8 @@ impl Election {
                     renewed = asked;
                     pulse.beat(Instant::now());
                 }
-                Ok(Ok(false)) => return,
                 Ok(Err(error)) => tracing::warn!(error = %Chain(&error), "Lease not renewed, trying again"),
-                Err(_) => return,
+                Ok(Ok(false)) | Err(_) => return,
             }
         }
     }

@@ -198,10 +198,10 @@ mod tests {
     #[test]
     fn the_earliest_wish_counts() {
         let queue = Queue::default();
-        queue.add("a", Duration::from_secs(60));
+        queue.add("a", Duration::from_mins(1));
         assert_eq!(due(&queue), [""; 0]);
         queue.add("a", NOW);
-        queue.add("a", Duration::from_secs(60));
+        queue.add("a", Duration::from_mins(1));
         assert_eq!(due(&queue), ["a"]);
     }
 
@@ -211,7 +211,7 @@ mod tests {
         queue.add("a", NOW);
         assert_eq!(due(&queue), ["a"]);
         assert!(queue.longest_running_since().is_some());
-        queue.add("b", Duration::from_secs(60));
+        queue.add("b", Duration::from_mins(1));
         let depth = queue.depth(Instant::now());
         assert_eq!(depth, QueueDepth { due: 0, later: 1, running: 1, age: Duration::ZERO });
         queue.add("a", NOW);

@@ -52,7 +52,7 @@ impl Reconciler {
             self.log(unit, error).await;
         }
         // What was planned on a write that failed is not true.
-        let lost_specs = errors.iter().any(|it| it.is_about_specs());
+        let lost_specs = errors.iter().any(ApplyError::is_about_specs);
         for notice in decision.notices.iter().filter(|it| !lost_specs || !matches!(it, Notice::Assigned { .. })) {
             is_well &= self.tell(notice).await;
         }

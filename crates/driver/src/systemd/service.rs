@@ -89,7 +89,7 @@ impl Service {
             ("ExecStart", Variant::new(vec![(program, escaped, false)])),
             // Failed or not, systemd forgets it as soon as it has ended: nothing to clean up after a crash of ours.
             ("CollectMode", Variant::new("inactive-or-failed")),
-            // An engine that keeps itself alive (`keep-alive`) replaces a part of it that ran out of memory.
+            // An engine that keeps itself alive replaces a part of it that ran out of memory.
             ("OOMPolicy", Variant::new("continue")),
             ("TimeoutStartUSec", Variant::new(microseconds(*starts_within))),
             ("TimeoutStopUSec", Variant::new(microseconds(STOPS_WITHIN))),

@@ -25,6 +25,8 @@ pub struct Environment {
     pub log_filter: Option<String>,
     /// We are the process that serves, started by one that waits for us (see background.rs).
     pub is_background_child: bool,
+    /// As `--keep-alive`, for those who do not know whether the engine they start knows that flag.
+    pub keeps_alive: bool,
     /// Whoever started us holds our state and replaces us when we die.
     pub keeper: Option<KeeperDescriptors>,
     pub trials: Trials,
@@ -59,6 +61,9 @@ pub const BACKGROUND_CHILD: &str = "S3CSI_ENGINE_BACKGROUND_CHILD";
 /// must work as well.
 const KEEPER: &str = "S3CSI_ENGINE_KEEPER";
 
+/// Set to anything by strategy `systemd` of the driver. A variable for the same reason.
+const KEEP_ALIVE: &str = "S3CSI_ENGINE_KEEP_ALIVE";
+
 /// Words with commas between them: `no-resend`, `library-front`, `trap=NAME`.
 const TRIALS: &str = "S3CSI_ENGINE_TRIALS";
 
@@ -78,6 +83,7 @@ impl Environment {
             endpoint_url: text("AWS_ENDPOINT_URL"),
             log_filter: text("MOUNTPOINT_LOG"),
             is_background_child: set(BACKGROUND_CHILD).is_some(),
+            keeps_alive: set(KEEP_ALIVE).is_some(),
             keeper: text(KEEPER).map(|it| keeper(&it)).transpose()?,
             trials: text(TRIALS).map(|it| trials(&it)).transpose()?.unwrap_or_default(),
         })

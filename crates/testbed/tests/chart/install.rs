@@ -199,7 +199,7 @@ fn examples_of_the_documents_are_accepted() {
             accepted += 1;
         }
     }
-    assert!(accepted > 8, "only {accepted} examples were found");
+    assert!(accepted >= 8, "only {accepted} examples were found");
 }
 
 fn yaml_blocks(document: &str) -> impl Iterator<Item = &str> {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::processes;
 use s3csi_testbed::store::Store as _;
 use s3csi_testbed::wait::wait_for;
 use tonic::Code;
@@ -18,8 +19,7 @@ const LONGEST_UNPUBLISH: Duration = Duration::from_secs(10);
 /// Stops the engine and answers which it was. The node is told nothing.
 fn freeze_engine(world: &World<'_>) -> Pid {
     let engine = world.engine();
-    kill_process(engine, Signal::STOP).unwrap();
-    wait_for("the engine stands still", || states(engine).iter().all(|it| *it == 'T'));
+    processes::freeze(engine);
     engine
 }
 

@@ -44,7 +44,7 @@ fn a_frozen_engine_is_a_pause_even_if_nobody_publishes() {
     let target = world.publish(&volume(1));
     fs::write(target.join("kept"), "x").unwrap();
     let engine = world.engine();
-    rustix::process::kill_process(engine, rustix::process::Signal::STOP).unwrap();
+    s3csi_testbed::processes::freeze(engine);
     assert_eq!(fs::read_to_string(target.join("kept")).unwrap(), "x");
     assert_ne!(world.engine(), engine);
     world.unpublish(&volume(1));

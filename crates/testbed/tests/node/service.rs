@@ -208,7 +208,8 @@ fn a_file_in_the_socket_s_place_is_not_replaced() {
     fs::write(&path, "precious").unwrap();
     let endpoint = format!("unix:{}", path.display());
     let root = fixture.create_directory("kubelet");
-    let arguments = ["node", "--node-id", "n", "--endpoint", &endpoint, "--kubelet-path", root.to_str().unwrap()];
+    let place = ["--endpoint", &endpoint, "--kubelet-path", root.to_str().unwrap()];
+    let arguments = [["node", "--strategy", "daemon", "--node-id", "n"].as_slice(), &place].concat();
     check_start_fails(&arguments, &[("AWS_ENDPOINT_URL", "http://127.0.0.1:1")], &["is not a socket", "--endpoint"]);
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
 }

@@ -94,7 +94,7 @@ fn a_frozen_engine_is_replaced_by_the_next_publish() {
     world.assign(&pod.name, &[1]);
     world.publish(&world.volume(1));
     let engine = world.engine();
-    rustix::process::kill_process(engine, rustix::process::Signal::STOP).unwrap();
+    s3csi_testbed::processes::freeze(engine);
     world.publish(&world.volume(1));
     assert_ne!(world.engine(), engine);
     check_repaired(&world, &pod);

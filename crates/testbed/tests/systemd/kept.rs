@@ -1,40 +1,31 @@
-//! Volumes with the mount option `keep-alive`: the unit outlives its engine, and open files live on.
+//! The unit keeps its mount alive: when its engine dies, applications see a pause, and open files live on.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::systemd::beside_systemd;
+use s3csi_testbed::systemd::{beside_systemd, systemctl};
 use s3csi_testbed::wait::wait_for;
 
 use crate::world::{World, mount_units, only_unit, volume};
 
-/// The process that serves: a child of the one that keeps the mount.
-fn serving(world: &World<'_>) -> Option<Pid> {
-    match world.engines()[..] {
-        [_, serving] => Some(serving),
-        _ => None,
-    }
-}
-
 #[test]
-fn a_volume_that_is_kept_alive_shows_a_pause_when_its_engine_dies() {
+fn an_engine_that_dies_is_a_pause() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-kept");
-        let world = World::start(&fixture);
-        let volume = volume(1).with_option("keep-alive");
-        let target = world.publish(&volume);
+        let world = World::start_beside_systemd(&fixture);
+        let target = world.publish(&volume(1));
         fs::write(target.join("read"), "content").unwrap();
         let mut reader = File::open(target.join("read")).unwrap();
         let mut writer = File::create(target.join("written")).unwrap();
         writer.write_all(b"one ").unwrap();
-        let unit = only_unit();
+        let (unit, keeper) = (only_unit(), world.engine());
         for _ in 0..3 {
-            wait_for("an engine serves", || serving(&world).is_some());
-            let before = serving(&world).unwrap();
+            wait_for("an engine serves", || world.serving(keeper).is_some());
+            let before = world.serving(keeper).unwrap();
             kill_process(before, Signal::KILL).unwrap();
-            wait_for("another engine serves", || serving(&world).is_some_and(|it| it != before));
+            wait_for("another engine serves", || world.serving(keeper).is_some_and(|it| it != before));
         }
         let mut content = String::new();
         reader.read_to_string(&mut content).unwrap();
@@ -43,8 +34,27 @@ fn a_volume_that_is_kept_alive_shows_a_pause_when_its_engine_dies() {
         writer.sync_all().unwrap();
         drop((reader, writer));
         assert_eq!(fs::read_to_string(target.join("written")).unwrap(), "one two");
-        assert_eq!(mount_units(), [unit]);
-        world.unpublish(&volume);
+        assert_eq!((mount_units(), world.engine()), (vec![unit], keeper));
+        assert!(!world.node().log_contains("EngineRemounted"));
+        world.unpublish(&volume(1));
+        world.check_nothing_left();
+    });
+}
+
+#[test]
+fn with_keeping_switched_off_the_mount_dies_with_its_engine_and_is_made_anew() {
+    beside_systemd(|| {
+        let fixture = Fixture::new("systemd-unkept");
+        let mut world = World::prepare_beside_systemd(&fixture);
+        world.start_node_with(&["--engine-keep-alive", "off"]);
+        let target = world.publish(&volume(1));
+        assert_eq!(world.serving(world.engine()), None);
+        let environment = systemctl(&["show", "--property=Environment", "--value", &only_unit()]);
+        assert!(!environment.contains("KEEP_ALIVE"), "{environment}");
+        world.kill_engine();
+        world.node().wait_for_log("EngineRemounted");
+        world.check_serves(&target);
+        world.unpublish(&volume(1));
         world.check_nothing_left();
     });
 }

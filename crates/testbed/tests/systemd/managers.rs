@@ -91,8 +91,7 @@ fn restarts_of_the_manager_during_mounts_lose_nothing() {
         }
         assert_eq!(mount_units(), units);
         assert!(!world.node().log_contains("EngineRemounted"));
-        let engine = world.engines()[0];
-        rustix::process::kill_process(engine, rustix::process::Signal::KILL).unwrap();
+        world.kill(world.engines()[0]);
         world.node().wait_for_log("EngineRemounted");
         wait_for("all are served again", || world.engines().len() == units.len());
         for number in 0..COUNT {

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use rustix::process::{Signal, kill_process};
 use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::processes;
 use s3csi_testbed::store::{Account, Store as _};
 use s3csi_testbed::systemd::{beside_systemd, systemctl, units};
 use s3csi_testbed::wait::wait_for;
@@ -83,16 +83,25 @@ fn corrupted_mount_is_replaced_by_the_next_publish() {
     });
 }
 
+/// Stops the engine and whoever would replace it.
+fn freeze(world: &World<'_>) {
+    let engine = world.engine();
+    let serving = world.serving(engine).unwrap();
+    for process in [engine, serving] {
+        processes::freeze(process);
+    }
+}
+
 #[test]
 fn a_hung_engine_is_replaced_by_the_next_publish() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-hung");
         let world = World::start_beside_systemd(&fixture);
         let target = world.publish(&volume(1));
-        kill_process(world.engines()[0], Signal::STOP).unwrap();
+        freeze(&world);
         world.publish(&volume(1));
         world.check_serves(&target);
-        kill_process(world.engines()[0], Signal::STOP).unwrap();
+        freeze(&world);
         world.unpublish(&volume(1));
         world.check_nothing_left();
     });
@@ -133,7 +142,7 @@ fn stale_mount_of_a_pod_that_is_gone_is_removed() {
         fs::write(kept.parent().unwrap().join("vol_data.json"), "{}").unwrap();
         world.kill_node();
         for engine in world.engines() {
-            kill_process(engine, Signal::KILL).unwrap();
+            world.kill(engine);
         }
         wait_for("both engines are gone", || world.engines().is_empty());
         world.start_node_with(&HEALTH);

@@ -137,6 +137,18 @@ fn of_several_suitable_pods_the_busiest_is_joined() {
 }
 
 #[test]
+fn a_pod_that_is_there_is_joined_rather_than_one_that_is_yet_to_be_started() {
+    scene()
+        .using("a")
+        .starting("b")
+        .starting("c")
+        .starting("d")
+        .attachment(&["mp(a): a", "mp(b): b c"])
+        .running_pod("a")
+        .check(&["edit A: d to mp(a)", "start mp(b) for b in A"]);
+}
+
+#[test]
 fn a_suitable_pod_without_workloads_is_used_again() {
     scene()
         .over("a")

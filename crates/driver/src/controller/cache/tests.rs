@@ -105,7 +105,7 @@ fn unit(node: &str, volume: &str) -> Unit {
 #[track_caller]
 fn check(affected: Affected, expected: &[(&str, &str)]) {
     let expected: Affected = expected.iter().map(|(node, volume)| unit(node, volume)).collect();
-    assert_eq!(affected, expected);
+    assert_eq!(Vec::from_iter(affected), Vec::from_iter(expected));
 }
 
 #[test]

@@ -240,7 +240,10 @@ mod tests {
     #[track_caller]
     fn check(facts: &Facts, expected: Result<&str, Missing>) {
         let found = facts.find(&WORKLOAD.parse().unwrap(), &"pv-1".parse().unwrap());
-        assert_eq!(found.map(|it| it.name.as_str()), expected);
+        match expected {
+            Ok(name) => assert_eq!(found.unwrap().name, name),
+            Err(missing) => assert_eq!(found.unwrap_err(), missing),
+        }
     }
 
     #[test]

@@ -45,6 +45,9 @@ const ALIVE_WITHIN: Duration = Duration::from_secs(20);
 /// For questions to systemd and the kernel on the way out of a failure, whatever the caller's deadline was.
 const TIDIED_WITHIN: Duration = Duration::from_secs(20);
 
+/// Asks our engine to outlive its own death. A variable, because any other engine must work as well.
+const KEEP_ALIVE: &str = "S3CSI_ENGINE_KEEP_ALIVE=1";
+
 /// As drivers before us made it.
 const TARGET_MODE: u32 = 0o755;
 
@@ -68,6 +71,7 @@ pub struct SystemdUnits {
     pub orders: Orders,
     /// What every engine may use, unless its volume says otherwise.
     pub limits: Limits,
+    pub keeping: Keeping,
     /// One change per target at a time.
     pub locks: Locks,
     pub steps: Steps,
@@ -85,6 +89,15 @@ struct Work<'a> {
     /// Name of the directory of its credentials.
     place: &'a str,
     deadline: Instant,
+}
+
+/// What becomes of a mount whose engine dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeping {
+    /// Its unit starts another one on the same mount: a pause, and open files live on.
+    InUnit,
+    /// It dies with the engine, and the target is mounted anew.
+    Nobody,
 }
 
 /// What a failed publish must take away again.
@@ -247,7 +260,7 @@ impl SystemdUnits {
 
     /// What systemd is told to run; its last word is the target.
     fn command(&self, publish: &Publish, place: &str, limits: Limits) -> Result<UnitCommand, PublishError> {
-        let order = self.orders.order(publish, &self.places_view.join(place))?;
+        let mut order = self.orders.order(publish, &self.places_view.join(place))?;
         let mut command = vec![self.engine.to_string_lossy().into_owned()];
         command.extend(order.arguments);
         // There is no bind that could be read-only: the mount is this workload's own.
@@ -256,6 +269,9 @@ impl SystemdUnits {
         }
         command.push(publish.bucket.to_string());
         command.push(publish.target.path().to_string_lossy().into_owned());
+        if self.keeping == Keeping::InUnit {
+            order.environment.push(KEEP_ALIVE.to_owned());
+        }
         let limits = Limits {
             memory_bytes: limits.memory_bytes.or(self.limits.memory_bytes),
             cpu_millis: limits.cpu_millis.or(self.limits.cpu_millis),
