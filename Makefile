@@ -103,7 +103,7 @@ test-cluster: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The image, and the drive
 test-controller: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The controller of strategy pod beside a real API server
 	$(CARGO_TEST) $(call tests,$(CONTROLLER_TESTS))
 
-test-pod: $(BUILT) $(if $(IN_SUITE),,kube) ## Strategy pod on one node, beside a real API server; needs root
+test-pod: $(BUILT) $(if $(IN_SUITE),,tools kube) ## Strategy pod on one node, beside a real API server; needs root
 	$(call isolated_tests,$(POD_TESTS))
 
 test-chart: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The Helm chart: every value, the arguments it passes, installing and upgrading it

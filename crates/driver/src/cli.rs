@@ -1,5 +1,6 @@
 //! The command line: the only place that reads the environment, and the one that builds everything else.
 
+mod around;
 mod controller;
 mod crd;
 mod kubernetes;
@@ -18,17 +19,20 @@ use s3csi_core::environment::DriverSettings;
 use s3csi_core::limits;
 use tokio::signal::unix::{SignalKind, signal};
 
+use self::around::{Around, Whereabouts};
+use self::kubernetes::KubernetesArgs;
 use crate::csi::server::{Endpoint, Server};
 use crate::host::Kernel;
 use crate::install;
-use crate::metrics::Metrics;
-use crate::node::assignment::{Assignments, Place};
+use crate::metrics::NodeMetrics;
+use crate::node::assignment::Place;
 use crate::node::locks::Locks;
 use crate::node::orders::Orders;
+use crate::node::repairs::Repairs;
 use crate::node::steps::{Step, Steps};
 use crate::node::strategies::daemon::Daemon;
 use crate::node::strategies::pod::MountpointPods;
-use crate::node::strategies::systemd::{Deaths, Keeping, Known, NoHeal, Repairs, SystemdUnits};
+use crate::node::strategies::systemd::{Deaths, Keeping, Known, NoHeal, SystemdUnits};
 use crate::node::{Layout, Node, strategies};
 use crate::systemd::{Limits, PRIVATE_SOCKET, Systemd};
 
@@ -75,6 +79,16 @@ enum Strategy {
     Systemd,
 }
 
+impl Strategy {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::Daemon => "daemon",
+            Self::Systemd => "systemd",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
     Text,
@@ -97,6 +111,9 @@ enum Switch {
 
 #[derive(Args, Debug)]
 struct NodeArgs {
+    #[command(flatten)]
+    kubernetes: KubernetesArgs,
+
     /// The CSI socket, `unix:/path` [default: `unix:<kubelet path>/plugins/<driver name>/csi.sock`]
     #[arg(long, env = "CSI_ENDPOINT", value_name = "URL")]
     endpoint: Option<Endpoint>,
@@ -215,9 +232,11 @@ impl Cli {
 }
 
 impl NodeArgs {
+    #[expect(clippy::too_many_lines, reason = "each flag is handed on, once")]
     fn run(self) -> anyhow::Result<()> {
         // No `..`: a flag nobody uses does not compile.
         let Self {
+            kubernetes,
             endpoint,
             kubelet_endpoint,
             node_id,
@@ -261,16 +280,29 @@ impl NodeArgs {
         let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
         let orders = Orders { settings, driver_keys: driver_keys()?, kubernetes_version };
         let steps = Steps::stop_after(stop_after);
-        let metrics = Arc::new(Metrics::new());
+        let metrics = Arc::new(NodeMetrics::new());
+        let client = match (runtime.block_on(kubernetes.client(metrics.api())), strategy) {
+            (Ok(client), _) => Some(client),
+            (Err(error), Strategy::Pod) => return Err(error),
+            (Err(error), Strategy::Daemon | Strategy::Systemd) => {
+                tracing::info!(reason = format!("{error:#}"), "working without an API server");
+                None
+            }
+        };
+        let whereabouts = Whereabouts {
+            node: node_id.clone(),
+            driver_name: driver_name.clone(),
+            kubelet: resolved_directory(&kubelet_path)?,
+            sources: resolved_directory(&layout.sources())?,
+            strategy: strategy.name(),
+        };
+        let around = Around::begin(&runtime, host.clone(), whereabouts, client.clone(), &metrics, registration);
         let strategy = match strategy {
             Strategy::Pod => {
+                let client = client.context("strategy pod needs the API server")?;
                 let place =
                     Place { node: node_id.clone(), namespace: mountpoint_namespace, driver_name: driver_name.clone() };
-                let client = runtime
-                    .block_on(kube::Client::try_default())
-                    .context("failed to find out how to reach the API server (in a Pod its service account says it, elsewhere KUBECONFIG)")?;
-                let assignments = Arc::new(Assignments::new(place, client, runtime.handle().clone()));
-                runtime.spawn(assignments.clone().watch_forever());
+                let assignments = around.follow(&runtime, client, place);
                 strategies::Strategy::Pod(Box::new(MountpointPods {
                     host: host.clone(),
                     assignments,
@@ -280,6 +312,8 @@ impl NodeArgs {
                     orders,
                     locks: Locks::default(),
                     steps,
+                    repairs: Repairs::of_sources(metrics.clone()),
+                    teller: around.teller.clone(),
                 }))
             }
             Strategy::Daemon => strategies::Strategy::Daemon(Box::new(Daemon {
@@ -291,6 +325,8 @@ impl NodeArgs {
                 node: node_id.clone(),
                 locks: Locks::default(),
                 steps,
+                repairs: Repairs::of_sources(metrics.clone()),
+                teller: around.teller.clone(),
             })),
             Strategy::Systemd => {
                 let plugin = layout.plugin_directory();
@@ -315,7 +351,8 @@ impl NodeArgs {
                     locks: Locks::default(),
                     steps,
                     known: Known::default(),
-                    repairs: Repairs::new(metrics.clone()),
+                    repairs: Repairs::of_units(metrics.clone()),
+                    teller: around.teller.clone(),
                     deaths: Deaths::default(),
                     heal: Arc::new(NoHeal),
                 });
@@ -326,15 +363,17 @@ impl NodeArgs {
         let server = Server {
             driver_name: driver_name.clone(),
             node_id,
-            node: Arc::new(Node::new(strategy)),
+            node: Arc::new(Node::new(strategy, around.teller.clone())),
             csi_socket: csi_socket.clone(),
             registration: (registration == Registration::On).then(|| crate::csi::registration::Registration {
                 socket: layout.registration_socket(),
                 driver_name,
                 endpoint: kubelet_endpoint.unwrap_or(csi_socket),
+                acknowledged: around.acknowledged.clone(),
+                metrics,
             }),
             health_address,
-            metrics,
+            figures: Arc::new(around.figures()),
         };
         let outcome = runtime.block_on(async { server.run(asked_to_stop()?).await });
         // A call that is stuck in the kernel must not keep the process from ending.

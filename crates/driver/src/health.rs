@@ -2,7 +2,7 @@
 //! `/metrics` for Prometheus.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::fmt;
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -13,7 +13,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 
-use crate::metrics::{self, Metrics};
+use crate::metrics;
 
 /// Kubelet's own probe gives up after 3 s by default in our chart; answer before.
 const PROBE_DEADLINE: Duration = Duration::from_secs(2);
@@ -28,8 +28,10 @@ pub enum Question {
 }
 
 /// Serves until it is dropped. An answer is nothing, or what is wrong.
-pub async fn serve<Ask, Answer>(listener: TcpListener, metrics: Option<Arc<Metrics>>, ask: Ask)
+pub async fn serve<Show, Figures, Ask, Answer>(listener: TcpListener, show: Show, ask: Ask)
 where
+    Show: Fn() -> Figures + Clone + Send + Sync + 'static,
+    Figures: Future<Output = Result<String, fmt::Error>> + Send,
     Ask: Fn(Question) -> Answer + Clone + Send + Sync + 'static,
     Answer: Future<Output = Result<(), String>> + Send,
 {
@@ -38,9 +40,9 @@ where
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let (ask, metrics) = (ask.clone(), metrics.clone());
+        let (ask, show) = (ask.clone(), show.clone());
         tokio::spawn(async move {
-            let service = service_fn(|request| answer(request, metrics.as_deref(), &ask));
+            let service = service_fn(|request| answer(request, &show, &ask));
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(REQUEST_DEADLINE)
@@ -53,21 +55,23 @@ where
     }
 }
 
-async fn answer<Ask, Answer>(
+async fn answer<Show, Figures, Ask, Answer>(
     request: Request<Incoming>,
-    metrics: Option<&Metrics>,
+    show: &Show,
     ask: &Ask,
 ) -> Result<Response<Full<Bytes>>, Infallible>
 where
+    Show: Fn() -> Figures,
+    Figures: Future<Output = Result<String, fmt::Error>>,
     Ask: Fn(Question) -> Answer,
     Answer: Future<Output = Result<(), String>>,
 {
     let mut kind = "text/plain; charset=utf-8";
     let is_question = matches!(*request.method(), Method::GET | Method::HEAD);
-    let (status, text) = match (request.uri().path(), metrics) {
-        ("/healthz", _) if is_question => probe(ask(Question::Alive)).await,
-        ("/readyz", _) if is_question => probe(ask(Question::Ready)).await,
-        ("/metrics", Some(metrics)) if is_question => match metrics.render() {
+    let (status, text) = match request.uri().path() {
+        "/healthz" if is_question => probe(ask(Question::Alive)).await,
+        "/readyz" if is_question => probe(ask(Question::Ready)).await,
+        "/metrics" if is_question => match show().await {
             Ok(text) => {
                 kind = metrics::CONTENT_TYPE;
                 (StatusCode::OK, text)

@@ -25,6 +25,12 @@ fn the_definition_of_attachments_is_what_the_type_says() {
     check_file(&file, &s3csi_driver::api::attachment_definition_yaml("s3.csi.scality.com").unwrap());
 }
 
+#[test]
+fn the_reference_of_metrics_is_what_the_list_says() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference/metrics.md");
+    check_file(&file, &s3csi_driver::metrics::reference().unwrap());
+}
+
 fn check_file(path: &PathBuf, generated: &str) {
     if std::env::var_os("UPDATE").is_some() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();

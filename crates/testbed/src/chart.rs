@@ -60,9 +60,15 @@ pub fn run(mut helm: Command) -> Result<String, ChartError> {
 
 /// All objects of the chart with these values, as YAML.
 pub fn render(settings: &[Setting<'_>]) -> Result<String, ChartError> {
+    render_only(&[], settings)
+}
+
+/// Those of some templates; of all, if none is named.
+pub fn render_only(templates: &[&str], settings: &[Setting<'_>]) -> Result<String, ChartError> {
     let mut helm = helm()?;
     helm.arg("template").arg(RELEASE).arg(directory());
     helm.args(["--namespace", NAMESPACE, "--kube-version", KUBE_VERSION]);
+    helm.args(templates.iter().flat_map(|it| ["--show-only", it]));
     for (path, value) in settings {
         helm.arg("--set-json").arg(format!("{path}={value}"));
     }

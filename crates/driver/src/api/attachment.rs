@@ -71,6 +71,7 @@ pub fn attachment_definition_yaml(driver: &str) -> Result<String, serde_saphyr::
     printcolumn = r#"{"name":"Workloads","type":"integer","jsonPath":".status.workloads"}"#,
     printcolumn = r#"{"name":"Mountpoint Pods","type":"integer","jsonPath":".status.mountpointPodCount"}"#,
     printcolumn = r#"{"name":"Ready","type":"string","jsonPath":".status.ready"}"#,
+    printcolumn = r#"{"name":"Mounted","type":"string","jsonPath":".status.mounted"}"#,
     printcolumn = r#"{"name":"Mount Options","type":"string","jsonPath":".spec.mountOptions","priority":1}"#,
     printcolumn = r#"{"name":"FSGroup","type":"string","jsonPath":".spec.workloadFSGroup","priority":1}"#,
     printcolumn = r#"{"name":"Auth","type":"string","jsonPath":".spec.authenticationSource","priority":1}"#,
@@ -148,6 +149,10 @@ pub struct MountpointS3PodAttachmentStatus {
     #[serde(default)]
     pub ready: String,
 
+    /// How many of their sources are mounted and answer, as the nodes see it, as `1/2`.
+    #[serde(default)]
+    pub mounted: String,
+
     /// Each Mountpoint Pod by name.
     #[serde(default)]
     pub mountpoint_pods: BTreeMap<String, MountpointPodStatus>,
@@ -157,7 +162,7 @@ pub struct MountpointS3PodAttachmentStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MountpointPodStatus {
-    /// `Ready`: the Pod runs. `Mounted`: a workload runs on its source.
+    /// `Ready`: the Pod runs. `Mounted`: its source is mounted and answers, as its node sees it.
     #[serde(default)]
     pub conditions: Vec<Condition>,
 }

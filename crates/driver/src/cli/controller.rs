@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use tokio::net::TcpListener;
+use tokio::time::Instant;
 
 use super::kubernetes::KubernetesArgs;
 use super::{LogFormat, asked_to_stop, start_log};
@@ -16,6 +17,7 @@ use crate::controller::pod::PodSettings;
 use crate::controller::steps::{Step, Steps};
 use crate::controller::{self, Candidacy, Settings, Vitals};
 use crate::health;
+use crate::metrics::ControllerMetrics;
 
 pub const EXAMPLE: &str = "\
 Example, outside of a cluster:
@@ -94,7 +96,7 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "NUMBER", default_value = "8")]
     workers: NonZeroUsize,
 
-    /// Where to serve /healthz and /readyz; without it there is none.
+    /// Where to serve /healthz, /readyz and /metrics; without it there are none.
     #[arg(long, value_name = "ADDRESS:PORT")]
     health_address: Option<SocketAddr>,
 
@@ -149,7 +151,8 @@ impl ControllerArgs {
             .build()
             .context("failed to start the async runtime")?;
         runtime.block_on(async {
-            let client = kubernetes.client().await?;
+            let metrics = Arc::new(ControllerMetrics::new());
+            let client = kubernetes.client(metrics.api()).await?;
             let candidacy = match leader_election {
                 LeaderElection::Off => None,
                 LeaderElection::On => Some(Candidacy {
@@ -159,17 +162,20 @@ impl ControllerArgs {
                     duration: Duration::from_secs(lease_duration.get()),
                 }),
             };
-            let vitals = Arc::new(Vitals::default());
+            let vitals = Arc::new(Vitals::new(metrics));
             if let Some(address) = health_address {
                 let listener = TcpListener::bind(address)
                     .await
-                    .with_context(|| format!("failed to listen on {address} for /healthz"))?;
+                    .with_context(|| format!("failed to listen on {address} for /healthz and /metrics"))?;
                 let address = listener.local_addr().unwrap_or(address);
-                tracing::info!(%address, "serving /healthz and /readyz");
-                let vitals = vitals.clone();
-                tokio::spawn(health::serve(listener, None, move |question| {
-                    std::future::ready(vitals.check(question, tokio::time::Instant::now()))
-                }));
+                tracing::info!(%address, "serving /healthz, /readyz and /metrics");
+                let (shown, asked) = (vitals.clone(), vitals.clone());
+                let show = move || {
+                    shown.measure(Instant::now());
+                    std::future::ready(shown.metrics().render())
+                };
+                let ask = move |question| std::future::ready(asked.check(question, Instant::now()));
+                tokio::spawn(health::serve(listener, show, ask));
             }
             let mut shutdown = std::pin::pin!(asked_to_stop()?);
             let platform = tokio::select! {

@@ -4,8 +4,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+
+use crate::api::count::Count;
+use crate::metrics::ApiMetrics;
 
 #[derive(Args, Debug)]
 pub struct KubernetesArgs {
@@ -15,7 +19,8 @@ pub struct KubernetesArgs {
 }
 
 impl KubernetesArgs {
-    pub async fn client(self) -> anyhow::Result<Client> {
+    /// A client whose requests are counted.
+    pub async fn client(self, metrics: &ApiMetrics) -> anyhow::Result<Client> {
         let Self { kubeconfig } = self;
         let config = match kubeconfig {
             Some(path) => from_file(&path).await?,
@@ -23,7 +28,8 @@ impl KubernetesArgs {
                 "failed to reach the API server as the Pod's service account (outside of a cluster, name a file with --kubeconfig)",
             )?,
         };
-        Client::try_from(config).context("failed to prepare the connection to the API server")
+        let builder = ClientBuilder::try_from(config).context("failed to prepare the connection to the API server")?;
+        Ok(builder.with_layer(&Count(metrics.clone())).build())
     }
 }
 

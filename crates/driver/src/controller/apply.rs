@@ -15,11 +15,11 @@ use s3csi_core::mountpoint_pod::{InvalidPodShape, PodShape};
 use serde_json::{Value, json};
 
 use super::cache::{Cache, News, Unit};
-use super::call::{CallError, call};
 use super::facts;
 use super::fresh::{Fresh, FreshError};
 use super::pod::{PodOrder, PodSettings, mountpoint_pod};
 use super::steps::{Step, Steps};
+use crate::api::call::{CallError, call};
 use crate::api::{self, MountpointS3PodAttachment, MountpointS3PodAttachmentSpec, WorkloadAttachment};
 
 /// Everything that steps need.

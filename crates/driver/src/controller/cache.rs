@@ -7,10 +7,12 @@ mod index;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
-use s3csi_core::attachment::{Catalog, Claim, Observed, Resident, Volume, VolumeState, Workload, uses};
+use s3csi_core::attachment::{
+    Catalog, Claim, MountpointPod, Observed, Phase, Resident, Volume, VolumeState, Workload, uses,
+};
 use s3csi_core::{PvName, WorkloadUid};
 
 use self::index::Index;
@@ -21,6 +23,16 @@ use super::facts::{ReportedAttachment, StartedPod};
 pub struct Unit {
     pub node: String,
     pub persistent_volume: PvName,
+}
+
+/// How many of what there are, for Prometheus.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Attachments all of whose Mountpoint Pods run.
+    pub ready: usize,
+    pub waiting: usize,
+    pub workloads: usize,
+    pub pods: BTreeMap<&'static str, usize>,
 }
 
 /// Units that must be looked at again.
@@ -122,6 +134,28 @@ impl Cache {
 
     pub fn attachments_of(&self, unit: &Unit) -> impl Iterator<Item = &ReportedAttachment> {
         self.attachments_by_unit.get(unit).filter_map(|it| self.attachments.get(it))
+    }
+
+    /// The Pod, and what its node says of it.
+    pub fn pod(&self, name: &str) -> Option<&StartedPod> {
+        self.pods.get(name)
+    }
+
+    pub fn tally(&self) -> Tally {
+        let mut pods: BTreeMap<&'static str, usize> =
+            ["pending", "running", "ending"].into_iter().map(|it| (it, 0)).collect();
+        for StartedPod { pod, .. } in self.pods.values() {
+            *pods.entry(state_of(pod)).or_default() += 1;
+        }
+        let is_running = |name: &String| self.pods.get(name).is_some_and(|it| state_of(&it.pod) == "running");
+        let attachments = || self.attachments.values().map(|it| &it.attachment);
+        let ready = attachments().filter(|it| it.entries.keys().all(is_running)).count();
+        Tally {
+            ready,
+            waiting: self.attachments.len() - ready,
+            workloads: attachments().flat_map(|it| it.entries.values()).map(Vec::len).sum(),
+            pods,
+        }
     }
 
     /// Every unit that anything is known about.
@@ -427,6 +461,17 @@ impl Catalog for Cache {
 
     fn volume(&self, name: &str) -> Option<Volume> {
         self.volumes.get(name).cloned()
+    }
+}
+
+fn state_of(pod: &MountpointPod) -> &'static str {
+    match pod.phase {
+        _ if pod.is_terminating || pod.is_retired => "ending",
+        Phase::Pending => "pending",
+        Phase::Running => "running",
+        Phase::Succeeded => "succeeded",
+        Phase::Failed => "failed",
+        Phase::Unknown => "unknown",
     }
 }
 

@@ -13,8 +13,8 @@ use kube::{Api, Client};
 use s3csi_core::Chain;
 use tokio::time::Instant;
 
-use super::call::{CallError, call};
 use super::watch::Pulse;
+use crate::api::call::{CallError, call};
 
 /// Which Lease, and who we are.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use s3csi_core::mountpoint_pod::PodShape;
 use s3csi_core::{AccessMode, PvName};
 
 use super::names::Names;
-use crate::api::{self, MountpointS3PodAttachment, MountpointS3PodAttachmentStatus};
+use crate::api::{self, MountpointS3PodAttachment, MountpointS3PodAttachmentStatus, PodCondition};
 
 /// A Mountpoint Pod and for whom it was started, as far as it says so.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct StartedPod {
     pub pod: MountpointPod,
     pub node: Option<String>,
     pub persistent_volume: Option<PvName>,
+    /// What its node says of the source.
+    pub mounted: Option<PodCondition>,
 }
 
 /// An attachment and what people were told about it.
@@ -69,6 +71,7 @@ pub fn started_pod(names: &Names, pod: &Pod) -> Option<StartedPod> {
     Some(StartedPod {
         node: spec.as_ref().and_then(chosen_node),
         persistent_volume: volume.and_then(|it| it.parse().ok()),
+        mounted: PodCondition::read(pod, names.driver()),
         pod: MountpointPod {
             name,
             uid: metadata.uid.clone()?,

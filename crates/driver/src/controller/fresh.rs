@@ -9,8 +9,8 @@ use s3csi_core::WorkloadUid;
 use s3csi_core::attachment::{Attachment, Creator, Observed, Resident, Workload};
 
 use super::cache::Unit;
-use super::call::{CallError, call};
 use super::facts;
+use crate::api::call::{CallError, call};
 use crate::api::{self, MountpointS3PodAttachment};
 
 pub struct Fresh {

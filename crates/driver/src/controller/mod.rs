@@ -6,7 +6,6 @@
 
 mod apply;
 mod cache;
-mod call;
 mod election;
 mod facts;
 mod fresh;
@@ -94,7 +93,7 @@ pub async fn run(client: Client, settings: Settings, vitals: Arc<Vitals>, shutdo
 /// Whether the cluster chooses users of Pods itself. Asks until there is an answer: nothing can be done before.
 pub async fn platform(client: &Client) -> Platform {
     loop {
-        let error = match call::call(client.list_api_groups()).await {
+        let error = match api::call::call(client.list_api_groups()).await {
             Ok(groups) if groups.groups.iter().any(|it| it.name == "config.openshift.io") => {
                 return Platform::OpenShift;
             }
@@ -116,6 +115,10 @@ async fn work(client: &Client, settings: &Settings, vitals: &Arc<Vitals>) {
     });
     let queue = Arc::new(Queue::default());
     vitals.begin(&queue);
+    {
+        let reconciler = reconciler.clone();
+        vitals.count_with(move || lock(&reconciler.cache).tally());
+    }
     let mut tasks = JoinSet::new();
     follow_all(&mut tasks, client, settings, vitals, &reconciler, &queue);
     tasks.spawn(look_at_all_now_and_then(reconciler.clone(), queue.clone()));
@@ -216,7 +219,10 @@ async fn look_forever(reconciler: Arc<Reconciler>, queue: Arc<Queue<Unit>>, vita
     vitals.wait_until_listed().await;
     loop {
         let unit = queue.next().await;
-        match reconciler.look_at(&unit, now()).await {
+        let start = std::time::Instant::now();
+        let outcome = reconciler.look_at(&unit, now()).await;
+        vitals.metrics().reconciled(outcome.name(), start.elapsed());
+        match outcome {
             Outcome::Done { look_again_in } => queue.done(&unit, look_again_in),
             Outcome::TryAgain => {
                 queue.failed(&unit);

@@ -8,6 +8,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::metrics::QueueDepth;
+
 /// The first retry; each further one waits twice as long.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 
@@ -99,6 +101,18 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
         self.lock().running.values().min().copied()
     }
 
+    /// How much there is to do.
+    pub fn depth(&self, now: Instant) -> QueueDepth {
+        let state = self.lock();
+        let due = state.due.iter().take_while(|(at, _)| *at <= now).count();
+        QueueDepth {
+            due,
+            later: state.due.len() - due,
+            running: state.running.len(),
+            age: state.due.first().map_or(Duration::ZERO, |(at, _)| now.saturating_duration_since(*at)),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State<Key>> {
         // Every change below is a few moves that cannot panic half way.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -184,10 +198,10 @@ mod tests {
     #[test]
     fn the_earliest_wish_counts() {
         let queue = Queue::default();
-        queue.add("a", Duration::from_secs(60));
+        queue.add("a", Duration::from_mins(1));
         assert_eq!(due(&queue), [""; 0]);
         queue.add("a", NOW);
-        queue.add("a", Duration::from_secs(60));
+        queue.add("a", Duration::from_mins(1));
         assert_eq!(due(&queue), ["a"]);
     }
 
@@ -197,6 +211,9 @@ mod tests {
         queue.add("a", NOW);
         assert_eq!(due(&queue), ["a"]);
         assert!(queue.longest_running_since().is_some());
+        queue.add("b", Duration::from_mins(1));
+        let depth = queue.depth(Instant::now());
+        assert_eq!(depth, QueueDepth { due: 0, later: 1, running: 1, age: Duration::ZERO });
         queue.add("a", NOW);
         assert_eq!(due(&queue), [""; 0]);
         queue.done(&"a", None);

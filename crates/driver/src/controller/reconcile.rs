@@ -1,5 +1,6 @@
 //! One look at one unit: observe, decide, apply, report.
 
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -9,7 +10,12 @@ use s3csi_core::attachment::{Notice, Timestamp, decide};
 use super::apply::{Apply, ApplyError, lock};
 use super::cache::{Cache, News, Unit};
 use super::facts;
-use super::report::{Kind, Report, Telling};
+use super::report::{Report, telling};
+use crate::api::PodCondition;
+use crate::api::event::{Kind, Telling};
+
+/// A Mountpoint Pod that starts changes several times within a second, and every change would be a status.
+const REPORTED_AFTER: Duration = Duration::from_secs(1);
 
 pub struct Reconciler {
     pub cache: Mutex<Cache>,
@@ -24,6 +30,16 @@ pub enum Outcome {
     Done { look_again_in: Option<Duration> },
     /// Something failed or somebody else was faster; it was logged.
     TryAgain,
+}
+
+impl Outcome {
+    /// For Prometheus.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Done { .. } => "done",
+            Self::TryAgain => "retry",
+        }
+    }
 }
 
 impl Reconciler {
@@ -43,7 +59,12 @@ impl Reconciler {
         if decision.is_settled() {
             let known: Vec<_> = lock(&self.cache).attachments_of(unit).cloned().collect();
             for attachment in &known {
-                match self.report.status(&observed, attachment, now).await {
+                let named = attachment.attachment.entries.keys();
+                let mounted: BTreeMap<String, PodCondition> = {
+                    let cache = lock(&self.cache);
+                    named.filter_map(|it| Some((it.clone(), cache.pod(it)?.mounted.clone()?))).collect()
+                };
+                match self.report.status(&observed, attachment, &mounted, now).await {
                     Ok(Some(object)) => {
                         if let Some(fact) = facts::attachment(&object) {
                             lock(&self.cache).tell_attachments(News::Changed(fact));
@@ -57,14 +78,20 @@ impl Reconciler {
                 }
             }
         }
-        if is_well { Outcome::Done { look_again_in: decision.look_again_in } } else { Outcome::TryAgain }
+        if !is_well {
+            return Outcome::TryAgain;
+        }
+        // Our own writes were told to the cache. A watch that tells the same later is no news, so nobody else would ask for the look
+        // that reports them.
+        let report_in = (!decision.is_settled()).then_some(REPORTED_AFTER);
+        Outcome::Done { look_again_in: [decision.look_again_in, report_in].into_iter().flatten().min() }
     }
 
     async fn tell(&self, notice: &Notice) -> bool {
         let Some(workload) = lock(&self.cache).workload(notice.workload()).cloned() else {
             return true;
         };
-        let Some(telling) = Telling::new(notice) else {
+        let Some(telling) = telling(notice) else {
             return true;
         };
         match self.report.tell(&workload, telling).await {

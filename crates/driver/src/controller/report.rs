@@ -4,45 +4,27 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use k8s_openapi::jiff::Timestamp as Moment;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use s3csi_core::WorkloadUid;
-use s3csi_core::attachment::{
-    Activity, Attachment, MountpointPod, Notice, Observed, Phase, Timestamp, WaitReason, Workload,
-};
+use s3csi_core::attachment::{Attachment, MountpointPod, Notice, Observed, Phase, Timestamp, WaitReason, Workload};
 use serde_json::{Value, json};
 
-use super::call::{CallError, call};
 use super::facts::ReportedAttachment;
 use super::steps::{Step, Steps};
-use crate::api::{self, Condition, MountpointPodStatus, MountpointS3PodAttachment, MountpointS3PodAttachmentStatus};
+use crate::api::call::{CallError, call};
+use crate::api::event::{Kind, Listener, Speaker, Telling, event};
+use crate::api::{
+    self, Condition, MountpointPodStatus, MountpointS3PodAttachment, MountpointS3PodAttachmentStatus, PodCondition,
+};
 
 pub struct Report {
     pub client: Client,
     pub attachments: Api<MountpointS3PodAttachment>,
-    /// Who we are: the component, and which one of several.
-    pub component: String,
-    pub identity: String,
+    pub speaker: Speaker,
     pub steps: Steps,
     told: Mutex<HashMap<WorkloadUid, Telling>>,
-}
-
-/// What a workload is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Telling {
-    pub kind: Kind,
-    pub reason: &'static str,
-    pub text: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Normal,
-    Warning,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -62,16 +44,12 @@ pub enum ReportError {
     },
 }
 
-/// The API server takes no longer note.
-const LONGEST_NOTE: usize = 1024;
-
 impl Report {
     pub fn new(client: &Client, driver: &str, identity: &str, steps: Steps) -> Self {
         Self {
             attachments: api::attachments(client.clone(), driver),
             client: client.clone(),
-            component: format!("{driver}/controller"),
-            identity: identity.to_owned(),
+            speaker: Speaker { component: format!("{driver}/controller"), instance: identity.to_owned() },
             steps,
             told: Mutex::default(),
         }
@@ -82,9 +60,10 @@ impl Report {
         &self,
         observed: &Observed,
         ReportedAttachment { attachment, status: known }: &ReportedAttachment,
+        mounted: &BTreeMap<String, PodCondition>,
         now: Timestamp,
     ) -> Result<Option<MountpointS3PodAttachment>, ReportError> {
-        let status = status_of(observed, attachment, known.as_ref(), now);
+        let status = status_of(observed, attachment, mounted, known.as_ref(), now);
         if known.as_ref() == Some(&status) {
             return Ok(None);
         }
@@ -112,7 +91,12 @@ impl Report {
         if self.told().get(&workload.uid) == Some(&telling) {
             return Ok(());
         }
-        let event = self.event(workload, &telling);
+        let listener = Listener {
+            namespace: workload.namespace.clone(),
+            name: workload.name.clone(),
+            uid: workload.uid.as_str().to_owned(),
+        };
+        let event = event(&self.speaker, &listener, &telling);
         let events: Api<Event> = Api::namespaced(self.client.clone(), &workload.namespace);
         match call(events.create(&PostParams::default(), &event)).await {
             Ok(_) => self.steps.done(Step::EventWritten),
@@ -135,68 +119,36 @@ impl Report {
     fn told(&self) -> std::sync::MutexGuard<'_, HashMap<WorkloadUid, Telling>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn event(&self, workload: &Workload, Telling { kind, reason, text }: &Telling) -> Event {
-        Event {
-            metadata: ObjectMeta {
-                generate_name: Some("s3csi-".to_owned()),
-                namespace: Some(workload.namespace.clone()),
-                ..ObjectMeta::default()
-            },
-            action: Some("Mount".to_owned()),
-            event_time: Some(MicroTime(Moment::now())),
-            note: Some(shortened(text)),
-            reason: Some((*reason).to_owned()),
-            regarding: Some(ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Pod".to_owned()),
-                name: Some(workload.name.clone()),
-                namespace: Some(workload.namespace.clone()),
-                uid: Some(workload.uid.as_str().to_owned()),
-                ..ObjectReference::default()
-            }),
-            reporting_controller: Some(self.component.clone()),
-            reporting_instance: Some(self.identity.clone()),
-            type_: Some(format!("{kind:?}")),
-            ..Event::default()
-        }
-    }
 }
 
-impl Telling {
-    /// `None` for what everybody goes through for a moment.
-    pub fn new(notice: &Notice) -> Option<Self> {
-        let (kind, reason) = match notice {
-            Notice::Waits { reason: WaitReason::NotRunning { trouble: None, .. }, .. } => return None,
-            Notice::Assigned { .. } => (Kind::Normal, "MountpointPodAssigned"),
-            Notice::Waits { reason, .. } if reason.passes_by_itself() => (Kind::Normal, "WaitingForMountpointPod"),
-            Notice::Waits { .. } => (Kind::Warning, "VolumeNotServed"),
-            Notice::Replaces { .. } => (Kind::Warning, "MountpointPodReplaced"),
-        };
-        Some(Self { kind, reason, text: notice.to_string() })
-    }
+/// `None` for what everybody goes through for a moment.
+pub fn telling(notice: &Notice) -> Option<Telling> {
+    let (kind, reason) = match notice {
+        Notice::Waits { reason: WaitReason::NotRunning { trouble: None, .. }, .. } => return None,
+        Notice::Assigned { .. } => (Kind::Normal, "MountpointPodAssigned"),
+        Notice::Waits { reason, .. } if reason.passes_by_itself() => (Kind::Normal, "WaitingForMountpointPod"),
+        Notice::Waits { .. } => (Kind::Warning, "VolumeNotServed"),
+        Notice::Replaces { .. } => (Kind::Warning, "MountpointPodReplaced"),
+    };
+    Some(Telling { kind, reason, text: notice.to_string() })
 }
 
 /// What should be written about an attachment.
 fn status_of(
     observed: &Observed,
     attachment: &Attachment,
+    nodes_say: &BTreeMap<String, PodCondition>,
     known: Option<&MountpointS3PodAttachmentStatus>,
     now: Timestamp,
 ) -> MountpointS3PodAttachmentStatus {
     let pods: BTreeMap<&str, &MountpointPod> =
         observed.mountpoint_pods.iter().map(|it| (it.name.as_str(), it)).collect();
-    let is_using =
-        |uid: &WorkloadUid| observed.workloads.iter().any(|it| it.uid == *uid && it.activity == Activity::Using);
-    let mut ready = 0;
+    let (mut ready, mut mounted) = (0, 0);
     let mut mountpoint_pods = BTreeMap::new();
-    for (name, entries) in &attachment.entries {
-        let pod = pods.get(name.as_str()).copied();
-        let is_used = entries.iter().any(|it| is_using(&it.workload));
-        let seen = [readiness(pod), mountedness(is_used)];
-        if seen[0].1 == "True" {
-            ready += 1;
-        }
+    for name in attachment.entries.keys() {
+        let seen = [readiness(pods.get(name.as_str()).copied()), mountedness(nodes_say.get(name))];
+        ready += u32::from(seen[0].status == "True");
+        mounted += u32::from(seen[1].status == "True");
         let known = known.and_then(|it| it.mountpoint_pods.get(name)).map(|it| it.conditions.as_slice());
         let conditions = seen.into_iter().map(|it| condition(it, known.unwrap_or_default(), now)).collect();
         mountpoint_pods.insert(name.clone(), MountpointPodStatus { conditions });
@@ -206,12 +158,18 @@ fn status_of(
         workloads: count(attachment.entries.values().map(Vec::len).sum()),
         mountpoint_pod_count: count(attachment.entries.len()),
         ready: format!("{ready}/{}", attachment.entries.len()),
+        mounted: format!("{mounted}/{}", attachment.entries.len()),
         mountpoint_pods,
     }
 }
 
-/// Type, status, reason, message.
-type Seen = (&'static str, &'static str, &'static str, String);
+/// A condition without a time.
+struct Seen {
+    kind: &'static str,
+    status: String,
+    reason: String,
+    message: String,
+}
 
 fn readiness(pod: Option<&MountpointPod>) -> Seen {
     let (status, reason, message) = match pod {
@@ -225,33 +183,27 @@ fn readiness(pod: Option<&MountpointPod>) -> Seen {
             Phase::Succeeded => ("False", "Ended", pod.trouble.clone().unwrap_or_default()),
         },
     };
-    ("Ready", status, reason, message)
+    Seen { kind: "Ready", status: status.to_owned(), reason: reason.to_owned(), message }
 }
 
-/// The node mounts before a workload's containers start: one that runs is the proof.
-fn mountedness(is_used: bool) -> Seen {
-    if is_used {
-        ("Mounted", "True", "WorkloadRuns", String::new())
-    } else {
-        ("Mounted", "Unknown", "NoWorkloadRuns", "no workload runs on it yet".to_owned())
-    }
+/// Only the node sees it, and writes it on the Mountpoint Pod.
+fn mountedness(node_says: Option<&PodCondition>) -> Seen {
+    let PodCondition { status, reason, message } = node_says.cloned().unwrap_or_else(|| PodCondition {
+        status: "Unknown".to_owned(),
+        reason: "NotReported".to_owned(),
+        message: "the node has mounted nothing yet, or has not said so".to_owned(),
+    });
+    Seen { kind: "Mounted", status, reason, message }
 }
 
-fn condition((kind, status, reason, message): Seen, known: &[Condition], now: Timestamp) -> Condition {
+fn condition(seen: Seen, known: &[Condition], now: Timestamp) -> Condition {
+    let Seen { kind, status, reason, message } = seen;
     let unchanged = known.iter().find(|it| it.kind == kind && it.status == status);
     Condition {
         kind: kind.to_owned(),
-        status: status.to_owned(),
-        reason: reason.to_owned(),
-        message,
         last_transition_time: unchanged.map_or_else(|| api::time(now), |it| it.last_transition_time.clone()),
+        status,
+        reason,
+        message,
     }
-}
-
-fn shortened(text: &str) -> String {
-    if text.len() <= LONGEST_NOTE {
-        return text.to_owned();
-    }
-    let end = (0..=LONGEST_NOTE - '…'.len_utf8()).rev().find(|it| text.is_char_boundary(*it)).unwrap_or_default();
-    format!("{}…", &text[..end])
 }

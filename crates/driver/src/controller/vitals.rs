@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::cache::Unit;
+use super::cache::{Tally, Unit};
 use super::queue::Queue;
 use super::watch::Pulse;
 use crate::health::Question;
+use crate::metrics::ControllerMetrics;
 
 /// A watch hears something at least once a minute; what is silent for longer does not know the cluster any more.
 const LONGEST_SILENCE: Duration = Duration::from_secs(100);
@@ -16,8 +17,10 @@ const LONGEST_SILENCE: Duration = Duration::from_secs(100);
 /// Nothing waits this long on purpose: whatever does is stuck, and a restart will help.
 const LONGEST_STALL: Duration = Duration::from_mins(5);
 
-#[derive(Debug)]
 pub struct Vitals {
+    metrics: Arc<ControllerMetrics>,
+    /// Whoever works knows how many of what there are.
+    tally: Mutex<Option<Count>>,
     pub(super) election: Pulse,
     pub(super) attachments: Pulse,
     pub(super) claims: Pulse,
@@ -27,7 +30,8 @@ pub struct Vitals {
     duty: Mutex<Duty>,
 }
 
-#[derive(Debug)]
+type Count = Arc<dyn Fn() -> Tally + Send + Sync>;
+
 enum Duty {
     /// Waits to be elected.
     StandsBy,
@@ -36,7 +40,15 @@ enum Duty {
 
 impl Default for Vitals {
     fn default() -> Self {
+        Self::new(Arc::default())
+    }
+}
+
+impl Vitals {
+    pub fn new(metrics: Arc<ControllerMetrics>) -> Self {
         Self {
+            metrics,
+            tally: Mutex::default(),
             election: Pulse::new("the election"),
             attachments: Pulse::new("attachments"),
             claims: Pulse::new("PersistentVolumeClaims"),
@@ -46,9 +58,37 @@ impl Default for Vitals {
             duty: Mutex::new(Duty::StandsBy),
         }
     }
-}
 
-impl Vitals {
+    pub fn metrics(&self) -> &ControllerMetrics {
+        &self.metrics
+    }
+
+    /// Writes down what is asked for when somebody looks.
+    pub fn measure(&self, now: Instant) {
+        let metrics = &self.metrics;
+        let queue = match &*self.duty() {
+            Duty::StandsBy => {
+                metrics.leads(false);
+                metrics.forget_the_cluster();
+                return;
+            }
+            Duty::Works(queue) => queue.clone(),
+        };
+        metrics.leads(true);
+        metrics.queued(queue.depth(now));
+        for pulse in self.watches() {
+            metrics.watched(pulse.name(), pulse.heard_ago(now), pulse.has_listed());
+        }
+        // Before everything is listed, counts would be lies.
+        let has_listed = self.watches().into_iter().all(Pulse::has_listed);
+        let tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(count) = tally.filter(|_| has_listed) {
+            let Tally { ready, waiting, workloads, pods } = count();
+            metrics.attached(ready, waiting, workloads);
+            metrics.counted_pods(&pods);
+        }
+    }
+
     /// Nothing, or what is wrong.
     pub fn check(&self, question: Question, now: Instant) -> Result<(), String> {
         match (question, &*self.duty()) {
@@ -70,6 +110,10 @@ impl Vitals {
         }
     }
 
+    pub(super) fn count_with(&self, count: impl Fn() -> Tally + Send + Sync + 'static) {
+        *self.tally.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(count));
+    }
+
     pub(super) fn begin(&self, queue: &Arc<Queue<Unit>>) {
         for pulse in self.watches() {
             pulse.reset();
@@ -79,6 +123,7 @@ impl Vitals {
 
     pub(super) fn rest(&self) {
         *self.duty() = Duty::StandsBy;
+        *self.tally.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     pub(super) async fn wait_until_listed(&self) {
@@ -88,7 +133,7 @@ impl Vitals {
     }
 
     fn watches(&self) -> [&Pulse; 5] {
-        let Self { election: _, attachments, claims, pods, volumes, workloads, duty: _ } = self;
+        let Self { election: _, attachments, claims, pods, volumes, workloads, duty: _, metrics: _, tally: _ } = self;
         [attachments, claims, pods, volumes, workloads]
     }
 

@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::cache::News;
-use super::call::{CallError, call};
+use crate::api::call::{CallError, call};
 
 /// The API server ends a watch after this, and we ask anew: a connection that died without a word is noticed soon after.
 const WATCH_SECONDS: u32 = 60;

@@ -1,5 +1,6 @@
 //! Whether we are healthy: asks our own CSI socket whether it answers, as a liveness sidecar would.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -10,10 +11,29 @@ use tonic::transport::Endpoint;
 use super::proto::ProbeRequest;
 use super::proto::identity_client::IdentityClient;
 use crate::health;
-use crate::metrics::Metrics;
+use crate::metrics::NodeMetrics;
+use crate::node::census::Census;
+use crate::node::teller::Teller;
 
-pub async fn serve(listener: TcpListener, csi_socket: PathBuf, metrics: Arc<Metrics>) {
-    health::serve(listener, Some(metrics), move |_| probe(csi_socket.clone())).await;
+pub async fn serve(listener: TcpListener, csi_socket: PathBuf, figures: Arc<Figures>) {
+    health::serve(listener, move || figures.clone().show(), move |_| probe(csi_socket.clone())).await;
+}
+
+/// What is shown at `/metrics`, and who looks at the node for it.
+pub struct Figures {
+    pub metrics: Arc<NodeMetrics>,
+    pub census: Arc<Census>,
+    pub teller: Arc<Teller>,
+}
+
+impl Figures {
+    async fn show(self: Arc<Self>) -> Result<String, fmt::Error> {
+        let figures = self.clone();
+        // It may wait for file systems, for two seconds; if it panics, the figures of the last time are shown.
+        let _ = tokio::task::spawn_blocking(move || figures.census.measure(&figures.metrics)).await;
+        self.teller.measure();
+        self.metrics.render()
+    }
 }
 
 async fn probe(csi_socket: PathBuf) -> Result<(), String> {

@@ -20,11 +20,14 @@ use super::proto::{
     NodeUnstageVolumeResponse, VolumeCapability,
 };
 use super::{call, status};
+use crate::metrics::NodeMetrics;
 use crate::node::Node;
+use crate::node::phases::Phases;
 
 pub struct NodeService {
     pub node_id: String,
     pub node: Arc<Node>,
+    pub metrics: Arc<NodeMetrics>,
 }
 
 #[tonic::async_trait]
@@ -35,7 +38,7 @@ impl Service for NodeService {
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let deadline = call::deadline(request.metadata());
         let request = request.into_inner();
-        let node = self.node.clone();
+        let (node, metrics) = (self.node.clone(), self.metrics.clone());
         call::run("NodePublishVolume", request.volume_id.clone(), request.target_path.clone(), move || {
             let NodePublishVolumeRequest {
                 volume_id,
@@ -56,8 +59,10 @@ impl Service for NodeService {
                 readonly,
                 secrets: &secrets,
             };
-            node.publish(&raw, deadline).map_err(|error| status::of_publish(&error))?;
-            Ok(NodePublishVolumeResponse {})
+            let phases = Phases::begin();
+            let outcome = node.publish(&raw, deadline, &phases).map_err(|error| status::of_publish(&error));
+            metrics.published(&phases.end(), status::name(outcome.as_ref().err()));
+            outcome.map(|()| NodePublishVolumeResponse {})
         })
         .await
     }
@@ -68,11 +73,14 @@ impl Service for NodeService {
     ) -> Result<Response<NodeUnpublishVolumeResponse>, Status> {
         let deadline = call::deadline(request.metadata());
         let NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
-        let node = self.node.clone();
+        let (node, metrics) = (self.node.clone(), self.metrics.clone());
         call::run("NodeUnpublishVolume", volume_id.clone(), target_path.clone(), move || {
-            node.unpublish(&volume_id, Path::new(&target_path), deadline)
-                .map_err(|error| status::of_unpublish(&error))?;
-            Ok(NodeUnpublishVolumeResponse {})
+            let phases = Phases::begin();
+            let outcome = node
+                .unpublish(&volume_id, Path::new(&target_path), deadline, &phases)
+                .map_err(|error| status::of_unpublish(&error));
+            metrics.unpublished(&phases.end(), status::name(outcome.as_ref().err()));
+            outcome.map(|()| NodeUnpublishVolumeResponse {})
         })
         .await
     }

@@ -1,19 +1,25 @@
 //! Kubelet's plugin registration: kubelet finds our socket in `plugins_registry` and asks who we are. No sidecar needed.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::registration_proto::registration_server::Registration as Service;
 use super::registration_proto::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use crate::metrics::NodeMetrics;
 
 /// What kubelet is told.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Registration {
     pub socket: PathBuf,
     pub driver_name: String,
     /// The CSI socket as kubelet sees it.
     pub endpoint: PathBuf,
+    /// Told whether kubelet has registered us.
+    pub acknowledged: watch::Sender<bool>,
+    pub metrics: Arc<NodeMetrics>,
 }
 
 #[tonic::async_trait]
@@ -33,6 +39,8 @@ impl Service for Registration {
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
         let RegistrationStatus { plugin_registered, error } = request.into_inner();
+        self.acknowledged.send_replace(plugin_registered);
+        self.metrics.registered(plugin_registered);
         if plugin_registered {
             tracing::info!(driver = %self.driver_name, "registered with kubelet");
         } else {

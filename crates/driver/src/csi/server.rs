@@ -16,14 +16,13 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 
-use super::health;
+use super::health::{self, Figures};
 use super::identity::IdentityService;
 use super::node::NodeService;
 use super::proto::identity_server::IdentityServer;
 use super::proto::node_server::NodeServer;
 use super::registration::Registration;
 use super::registration_proto::registration_server::RegistrationServer;
-use crate::metrics::Metrics;
 use crate::node::Node;
 
 /// Calls in flight get this long to finish after we were asked to stop; Kubernetes kills a Pod after 30 s by default.
@@ -42,13 +41,14 @@ pub struct Server {
     pub csi_socket: PathBuf,
     pub registration: Option<Registration>,
     pub health_address: Option<SocketAddr>,
-    pub metrics: Arc<Metrics>,
+    pub figures: Arc<Figures>,
 }
 
 impl Server {
     /// Serves until `shutdown` completes and the calls in flight have ended.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
-        let Self { driver_name, node_id, node, csi_socket, registration, health_address, metrics } = self;
+        let Self { driver_name, node_id, node, csi_socket, registration, health_address, figures } = self;
+        let metrics = figures.metrics.clone();
         let csi = listen_at(&csi_socket)?;
         let health = match health_address {
             Some(address) => {
@@ -57,7 +57,7 @@ impl Server {
                     .with_context(|| format!("failed to listen on {address} for /healthz and /metrics"))?;
                 let address = listener.local_addr().unwrap_or(address);
                 tracing::info!(%address, "serving /healthz and /metrics");
-                Some(tokio::spawn(health::serve(listener, csi_socket.clone(), metrics)))
+                Some(tokio::spawn(health::serve(listener, csi_socket.clone(), figures)))
             }
             None => None,
         };
@@ -66,7 +66,7 @@ impl Server {
             tonic::transport::Server::builder()
                 .add_service(IdentityServer::new(IdentityService { driver_name: driver_name.clone() }))
                 .add_service(
-                    NodeServer::new(NodeService { node_id: node_id.clone(), node: node.clone() })
+                    NodeServer::new(NodeService { node_id: node_id.clone(), node: node.clone(), metrics })
                         .max_decoding_message_size(MAX_REQUEST_BYTES),
                 )
                 .serve_with_incoming_shutdown(UnixListenerStream::new(csi), ended(stopped.clone())),

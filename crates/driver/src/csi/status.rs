@@ -130,6 +130,29 @@ pub fn of_unpublish(error: &UnpublishError) -> Status {
     Status::new(code, Chain(error).to_string())
 }
 
+/// The code of an outcome as the gRPC specification writes it.
+pub fn name(error: Option<&Status>) -> &'static str {
+    match error.map_or(Code::Ok, Status::code) {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
+    }
+}
+
 pub fn unimplemented(method: &str) -> Status {
     Status::unimplemented(format!("{method} is not part of this driver's announced capabilities"))
 }

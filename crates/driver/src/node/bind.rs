@@ -8,6 +8,7 @@ use s3csi_core::publish::Access;
 
 use super::error::{PublishError, UnpublishError};
 use super::steps::{Step, Steps};
+use super::teller::Mounted;
 use crate::host::{Device, Host, HostError, Mount, Probe};
 
 /// The source has just answered, so its bind does, too.
@@ -30,11 +31,12 @@ pub fn ensure(
     target: &Path,
     access: Access,
     deadline: Instant,
-) -> Result<(), PublishError> {
+) -> Result<Mounted, PublishError> {
     let is_wanted = |mount: &Mount| mount.device == device && mount.read_only == (access == Access::ReadOnly);
     host.create_directory(target, TARGET_MODE)
         .map_err(|cause| PublishError::Target { target: target.to_owned(), cause })?;
     let target = &host.resolve(target).map_err(|cause| PublishError::Target { target: target.to_owned(), cause })?;
+    let mut mounted = Mounted::Now;
     loop {
         let table = host.mount_table().map_err(|cause| PublishError::Look { cause })?;
         let Some(mount) = table.at(target) else { break };
@@ -43,7 +45,10 @@ pub fn ensure(
             return Err(PublishError::ForeignMount { target: target.clone(), kind, device });
         }
         if is_wanted(mount) {
-            return answers(host, device, target, deadline);
+            return answers(host, device, target, deadline).map(|()| Mounted::Before);
+        }
+        if mount.device != device {
+            mounted = Mounted::Anew;
         }
         tracing::info!(?target, "replacing a bind of a source that is gone or has other access");
         host.detach(target).map_err(|cause| PublishError::Target { target: target.clone(), cause })?;
@@ -53,7 +58,7 @@ pub fn ensure(
         target: target.clone(),
         cause,
     })?;
-    answers(host, device, target, deadline)
+    answers(host, device, target, deadline).map(|()| mounted)
 }
 
 /// What kubelet will show to the workload is the engine's own file system, and it is alive.

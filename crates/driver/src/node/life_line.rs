@@ -2,12 +2,14 @@
 
 use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use s3csi_mounter::handoff::{self, Answer};
 
+use super::source::shortened;
+use super::teller::{Teller, Turn};
 use crate::host::Beneath;
 
 /// Longer answers are cut: the mounter bounds its words, a hostile one does not.
@@ -32,10 +34,11 @@ pub enum News {
     Gone,
 }
 
-/// Reads answers until the mounter closes; `events` hears all of them while somebody listens, the log hears of the end.
+/// Reads answers until the mounter closes; `events` hears all of them while somebody listens, the log and `teller` hear of deaths.
 pub fn watch<E: Send + 'static>(
     source: String,
     connection: UnixStream,
+    teller: Arc<Teller>,
     events: mpsc::Sender<E>,
     wrap: impl Fn(News) -> E + Send + 'static,
 ) -> io::Result<()> {
@@ -55,8 +58,13 @@ pub fn watch<E: Send + 'static>(
                         stall_milliseconds,
                         "engine died; another one has taken its place and its mounts live on"
                     );
+                    let stall = Duration::from_millis(*stall_milliseconds);
+                    teller.turned(&source, Turn::Resumed { cause: shortened(cause), stall });
                 }
-                Answer::Exited { code: Some(0), .. } => tracing::debug!(source, "engine ended"),
+                Answer::Exited { code: Some(0), .. } => {
+                    tracing::debug!(source, "engine ended");
+                    is_serving = false;
+                }
                 Answer::Exited { code, signal, error } if is_serving => {
                     tracing::warn!(
                         source,
@@ -65,11 +73,17 @@ pub fn watch<E: Send + 'static>(
                         error,
                         "engine died; the next publish of its volumes mounts it anew"
                     );
+                    is_serving = false;
+                    teller.turned(&source, Turn::Died { words: shortened(error) });
                 }
                 Answer::Exited { .. } | Answer::Failed { .. } => {}
             }
             // Nobody listens any more once the publish call has ended.
             let _ = events.send(wrap(News::Answered(answer)));
+        }
+        if is_serving {
+            tracing::warn!(source, "the mounter is gone, and its engine with it");
+            teller.turned(&source, Turn::Died { words: "its mounter ended".to_owned() });
         }
         let _ = events.send(wrap(News::Gone));
     };

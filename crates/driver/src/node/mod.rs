@@ -2,14 +2,20 @@
 
 pub mod assignment;
 pub mod bind;
+pub mod census;
+pub mod conditions;
 pub mod error;
 pub mod life_line;
 pub mod locks;
 pub mod orders;
+pub mod phases;
+pub mod repairs;
 pub mod retire;
 pub mod source;
 pub mod steps;
 pub mod strategies;
+pub mod taint;
+pub mod teller;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,30 +25,54 @@ use s3csi_core::publish::{Publish, RawPublish};
 
 use self::error::{PublishError, UnpublishError};
 use self::locks::Locks;
-use self::strategies::Strategy;
+use self::phases::Phases;
+use self::strategies::{Done, Strategy};
+use self::teller::{Published, Teller};
+use crate::api::event::Listener;
 
 /// How often sources without a workload are looked for. Normally there are none; a crash between two steps leaves one.
 const SWEEP_EVERY: Duration = Duration::from_mins(2);
 
+/// What kubelet adds to a volume's attributes (`podInfoOnMount`).
+const WORKLOAD_NAME: &str = "csi.storage.k8s.io/pod.name";
+const WORKLOAD_NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
+
 pub struct Node {
     strategy: Strategy,
     targets: Locks,
+    teller: Arc<Teller>,
 }
 
 impl Node {
-    pub fn new(strategy: Strategy) -> Self {
-        Self { strategy, targets: Locks::default() }
+    pub fn new(strategy: Strategy, teller: Arc<Teller>) -> Self {
+        Self { strategy, targets: Locks::default(), teller }
     }
 
-    pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant) -> Result<(), PublishError> {
+    pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant, phases: &Phases) -> Result<(), PublishError> {
         let publish = Publish::parse(raw).map_err(PublishError::Invalid)?;
         let target = publish.target.path().to_owned();
         let busy = || PublishError::TargetBusy { target: target.clone() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
-        self.strategy.publish(publish, raw, deadline)
+        let attribute = |key: &str| raw.volume_context.get(key).filter(|it| !it.is_empty()).cloned();
+        let listener = |namespace, name| Listener { namespace, name, uid: publish.target.workload().to_string() };
+        let workload = attribute(WORKLOAD_NAMESPACE)
+            .zip(attribute(WORKLOAD_NAME))
+            .map(|(namespace, name)| listener(namespace, name));
+        let bucket = publish.bucket.to_string();
+        let Done { mounted, source } = self.strategy.publish(publish, raw, deadline, phases)?;
+        let served_by = self.strategy.server(source.as_deref());
+        let published = Published { workload, bucket, source, refreshed: Instant::now() };
+        self.teller.published(&target, published, mounted, &served_by);
+        Ok(())
     }
 
-    pub fn unpublish(&self, volume_id: &str, target: &Path, deadline: Instant) -> Result<(), UnpublishError> {
+    pub fn unpublish(
+        &self,
+        volume_id: &str,
+        target: &Path,
+        deadline: Instant,
+        phases: &Phases,
+    ) -> Result<(), UnpublishError> {
         if volume_id.is_empty() {
             return Err(UnpublishError::VolumeIdMissing);
         }
@@ -54,7 +84,9 @@ impl Node {
         }
         let busy = || UnpublishError::TargetBusy { target: target.to_owned() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
-        self.strategy.unpublish(target, deadline)
+        self.strategy.unpublish(target, deadline, phases)?;
+        self.teller.unpublished(target);
+        Ok(())
     }
 
     /// Takes away, now and then, what a crash left behind.

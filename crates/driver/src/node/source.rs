@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use s3csi_mounter::handoff::{self, Answer, MountRequest, SendError};
 
 use super::life_line::{self, News};
+use super::repairs::{DEAD_SOURCE_REPLACED, Repairs};
 use super::steps::{Step, Steps};
+use super::teller::Teller;
 use crate::host::{Beneath, Device, FilesError, FuseOptions, Host, HostError, Mount, MountTable, Probe};
 
 /// A healthy engine answers for its root at once and without S3; only a frozen one, or a node without CPU, takes longer.
@@ -40,6 +42,8 @@ pub struct Source {
     /// Directory in which the mounter leaves `mount.err`.
     pub words: Beneath,
     pub steps: Steps,
+    pub repairs: Repairs,
+    pub teller: Arc<Teller>,
 }
 
 /// Who serves it, known by the directory of its socket.
@@ -118,7 +122,7 @@ pub enum SourceError {
 
 /// The source is mounted and its engine answers, or an error; in that case nothing of it is left.
 pub fn ensure(host: &Arc<dyn Host>, source: &Source, deadline: Instant) -> Result<Device, SourceError> {
-    if let Some(device) = serving(host.as_ref(), &source.path, deadline)? {
+    if let Some(device) = serving(host.as_ref(), source, deadline)? {
         return Ok(device);
     }
     host.create_directory(&source.path, 0o755)
@@ -144,11 +148,12 @@ pub fn ensure(host: &Arc<dyn Host>, source: &Source, deadline: Instant) -> Resul
 }
 
 /// The device of a source that answers. A dead, hung or foreign one is cleared away or an error.
-fn serving(host: &dyn Host, path: &Path, deadline: Instant) -> Result<Option<Device>, SourceError> {
+fn serving(host: &dyn Host, source: &Source, deadline: Instant) -> Result<Option<Device>, SourceError> {
+    let path = &source.path;
     let table = host.mount_table().map_err(|cause| SourceError::Look { cause })?;
     let Some(mount) = table.at(path) else { return Ok(None) };
     if !mount.is_ours() {
-        return Err(SourceError::ForeignMount { path: path.to_owned(), kind: mount.kind.clone() });
+        return Err(SourceError::ForeignMount { path: path.clone(), kind: mount.kind.clone() });
     }
     let problem = match host.probe(path, deadline.min(Instant::now() + ALIVE_WITHIN)) {
         Probe::Alive { device } if device == mount.device => return Ok(Some(device)),
@@ -156,10 +161,11 @@ fn serving(host: &dyn Host, path: &Path, deadline: Instant) -> Result<Option<Dev
         Probe::Dead(error) => error.to_string(),
         Probe::Hung => format!("its engine did not answer within {ALIVE_WITHIN:?}"),
         // Says nothing about the engine, so nothing may be taken away for it.
-        Probe::Unknown(cause) => return Err(SourceError::Unknown { path: path.to_owned(), cause }),
+        Probe::Unknown(cause) => return Err(SourceError::Unknown { path: path.clone(), cause }),
     };
     tracing::warn!(?path, problem, "source is dead, mounting it anew");
     clear(host, path)?;
+    source.repairs.done(DEAD_SOURCE_REPLACED, path, &source.name);
     Ok(None)
 }
 
@@ -220,12 +226,13 @@ fn serve(
     source.steps.done(Step::HandedOver);
 
     let (events, received) = mpsc::channel();
-    let spawned = life_line::watch(source.name.clone(), connection, events.clone(), Event::News).and_then(|()| {
-        let (host, path) = (host.clone(), source.path.clone());
-        // This look blocks in the kernel until the engine has answered FUSE_INIT: the one sign of life that cannot lie.
-        let look = move || drop(events.send(Event::Probed(host.probe(&path, deadline))));
-        thread::Builder::new().name("first-look".to_owned()).spawn(look).map(drop)
-    });
+    let spawned = life_line::watch(source.name.clone(), connection, source.teller.clone(), events.clone(), Event::News)
+        .and_then(|()| {
+            let (host, path) = (host.clone(), source.path.clone());
+            // This look blocks in the kernel until the engine has answered FUSE_INIT: the one sign of life that cannot lie.
+            let look = move || drop(events.send(Event::Probed(host.probe(&path, deadline))));
+            thread::Builder::new().name("first-look".to_owned()).spawn(look).map(drop)
+        });
     spawned.map_err(|cause| SourceError::HandOver { cause: SendError::Send { cause } })?;
 
     let mut until = deadline;
@@ -273,7 +280,7 @@ fn last_words(source: &Source) -> Option<String> {
 }
 
 /// One line, bounded, and nothing in it that a terminal would obey.
-fn shortened(words: &str) -> String {
+pub fn shortened(words: &str) -> String {
     let line = words.lines().map(str::trim).filter(|it| !it.is_empty()).collect::<Vec<_>>().join("; ");
     line.chars().filter(|it| !it.is_control()).take(LONGEST_WORDS_BYTES).collect()
 }

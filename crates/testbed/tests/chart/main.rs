@@ -3,6 +3,7 @@
 
 mod chart;
 mod install;
+mod monitoring;
 mod objects;
 mod programs;
 mod schema;

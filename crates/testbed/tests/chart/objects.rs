@@ -82,9 +82,19 @@ fn what_belongs_to_one_strategy_is_not_in_another() {
         kinds.sort_unstable();
         kinds
     };
-    let common = ["CSIDriver s3.csi.scality.com", "DaemonSet s3-csi-node", "ServiceAccount s3-csi-driver-sa"];
+    let common = [
+        "CSIDriver s3.csi.scality.com",
+        "ClusterRole s3-csi-driver-cluster-role",
+        "ClusterRoleBinding mountpoint-s3-csi-node-binding",
+        "DaemonSet s3-csi-node",
+        "ServiceAccount s3-csi-driver-sa",
+        "ValidatingAdmissionPolicy s3-csi-driver-node",
+        "ValidatingAdmissionPolicyBinding s3-csi-driver-node",
+    ];
     assert_eq!(kinds("systemd"), common);
-    assert_eq!(kinds("daemon"), [common[0], "DaemonSet s3-csi-mounter", common[1], common[2]]);
+    let mut with_mounter = common.to_vec();
+    with_mounter.insert(3, "DaemonSet s3-csi-mounter");
+    assert_eq!(kinds("daemon"), with_mounter);
 }
 
 #[test]
@@ -135,7 +145,7 @@ fn the_definition_of_attachments_is_kept_and_follows_the_driver_s_name() {
     assert_eq!(definition["metadata"]["annotations"], Value::Null);
     assert_eq!(definition["spec"]["group"], "s3.example.com");
     let role = objects.get("ClusterRole", "s3-csi-driver-cluster-role-s3.example.com");
-    assert_eq!(role["rules"][0]["apiGroups"][0], "s3.example.com");
+    assert_eq!(role["rules"][2]["apiGroups"][0], "s3.example.com");
 }
 
 #[test]

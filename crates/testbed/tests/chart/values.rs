@@ -9,12 +9,14 @@ use crate::chart::{self, Setting, directory, helm, read, render, render_text, te
 use crate::schema::Schema;
 
 /// What must be set before these values can have a meaning.
-const PREREQUISITES: [(&str, &str, &str); 7] = [
+const PREREQUISITES: [(&str, &str, &str); 9] = [
     ("mounter.", "strategy", "daemon"),
     ("systemd.", "strategy", "systemd"),
     ("initContainer.", "strategy", "systemd"),
     ("metrics.serviceMonitor.interval", "metrics.serviceMonitor.enabled", "true"),
     ("metrics.serviceMonitor.labels", "metrics.serviceMonitor.enabled", "true"),
+    ("metrics.prometheusRule.labels", "metrics.prometheusRule.enabled", "true"),
+    ("metrics.dashboard.labels", "metrics.dashboard.enabled", "true"),
     ("networkPolicy.egress", "networkPolicy.enabled", "true"),
     ("tls.caCertData", "tls.caCertConfigMap", "private-ca"),
 ];

@@ -30,6 +30,13 @@ fn every_right_of_the_chart_is_used_and_none_is_missing() {
     Volume::new("rights").create();
     let workloads = [Workload::new("rights-1", "rights").start(), Workload::new("rights-2", "rights").start()];
     delete_pods(&workloads.each_ref());
+    // As clouds mark new nodes until their drivers are there. The effect spares the Pods of other tests.
+    let taint = format!("{DRIVER}/agent-not-ready");
+    CLUSTER.kubectl(&["taint", "node", "node1", &format!("{taint}=:NoSchedule")]).unwrap();
+    eventually("the node plugin has removed the taint", || {
+        let taints = CLUSTER.kubectl(&["get", "node", "node1", "--output", "jsonpath={.spec.taints[*].key}"]);
+        taints.is_ok_and(|it| !it.contains(&taint))
+    });
     for account in ["s3-csi-driver-sa", "s3-csi-driver-controller-sa"] {
         let granted = granted(account);
         assert!(granted.len() > 1, "{account} may do nothing: {granted:?}");

@@ -9,6 +9,7 @@ mod crashes;
 mod election;
 mod late_binding;
 mod lifelines;
+mod metrics;
 mod permissions;
 mod replacement;
 mod reports;

@@ -56,18 +56,29 @@ async fn the_status_says_who_is_served_and_whether_it_runs() {
         let conditions = &status.mountpoint_pods[&pod].conditions;
         conditions.iter().map(|it| format!("{}={} {}", it.kind, it.status, it.reason)).collect::<Vec<_>>()
     };
-    assert_eq!(conditions(&status), ["Ready=False Pending", "Mounted=Unknown NoWorkloadRuns"]);
+    assert_eq!(conditions(&status), ["Ready=False Pending", "Mounted=Unknown NotReported"]);
 
     world.set_pod_phase(&a, "pv", "Running").await;
     let b = world.workload("b", order()).await;
     world.set_phase(&b, "Running").await;
     let status = wait_for_status(&world, "two are served", |it| it.ready == "1/1" && it.workloads == 2).await;
-    let status = if conditions(&status)[1].contains("Unknown") {
-        wait_for_status(&world, "one runs", |it| conditions(it)[1].contains("True")).await
-    } else {
-        status
-    };
-    assert_eq!(conditions(&status), ["Ready=True Running", "Mounted=True WorkloadRuns"]);
+    assert_eq!(conditions(&status), ["Ready=True Running", "Mounted=Unknown NotReported"]);
+    assert_eq!(status.mounted, "0/1");
+
+    // What a node sees, it writes on the Mountpoint Pod.
+    for (said, reason, mounted) in
+        [("True", "Serving", "1/1"), ("False", "EngineDied", "0/1"), ("True", "Serving", "1/1")]
+    {
+        let condition =
+            json!({ "type": "s3.csi.scality.com/Mounted", "status": said, "reason": reason, "message": "words" });
+        let patch = Patch::Strategic(json!({ "status": { "conditions": [condition] } }));
+        let pods = world.pod_api(&world.mountpoint_namespace);
+        pods.patch_status(&pod, &PatchParams::default(), &patch).await.unwrap();
+        let expected = format!("Mounted={said} {reason}");
+        let status = wait_for_status(&world, &expected, |it| conditions(it)[1] == expected).await;
+        assert_eq!(status.mounted, mounted);
+        assert_eq!(status.mountpoint_pods[&pod].conditions[1].message, "words");
+    }
 
     let name = world.attachments().await[0].metadata.name.clone().unwrap();
     // The short name is everybody's here: each driver of this suite has its own kind.
@@ -75,9 +86,9 @@ async fn the_status_says_who_is_served_and_whether_it_runs() {
     let table = world.control_plane.kubectl(&["get", &kind, &name]).unwrap();
     let columns: Vec<&str> =
         table.lines().next().unwrap().split("  ").map(str::trim).filter(|it| !it.is_empty()).collect();
-    assert_eq!(columns, ["NAME", "NODE", "PV NAME", "WORKLOADS", "MOUNTPOINT PODS", "READY", "AGE"]);
+    assert_eq!(columns, ["NAME", "NODE", "PV NAME", "WORKLOADS", "MOUNTPOINT PODS", "READY", "MOUNTED", "AGE"]);
     let row: Vec<&str> = table.lines().nth(1).unwrap().split_whitespace().collect();
-    assert_eq!(row[1..6], ["status.node", "status.pv", "2", "1", "1/1"]);
+    assert_eq!(row[1..7], ["status.node", "status.pv", "2", "1", "1/1", "1/1"]);
     let wide = world.control_plane.kubectl(&["get", &kind, &name, "--output=wide"]).unwrap();
     let row: Vec<&str> = wide.lines().nth(1).unwrap().split_whitespace().collect();
     assert!(["allow-delete", "1234", "driver"].iter().all(|it| row.contains(it)), "{wide}");

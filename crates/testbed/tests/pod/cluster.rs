@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount, Taint};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::storage::v1::CSINode;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client, Config, ResourceExt as _};
@@ -82,6 +84,26 @@ impl Cluster {
         self.pods().patch_status(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
+    /// One condition of a Mountpoint Pod: `status reason: message`.
+    pub async fn condition(&self, name: &str, kind: &str) -> Option<String> {
+        let status = self.pods().get(name).await.unwrap().status?;
+        let found = status.conditions?.into_iter().find(|it| it.type_ == kind)?;
+        let (reason, message) = (found.reason.unwrap_or_default(), found.message.unwrap_or_default());
+        Some(format!("{} {reason}: {message}", found.status))
+    }
+
+    /// What a workload was told: `type reason: note` each.
+    pub async fn events(&self, workload: &str) -> Vec<String> {
+        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        let all = events.list(&ListParams::default()).await.unwrap().items;
+        let is_about = |it: &Event| it.regarding.as_ref().and_then(|it| it.uid.as_deref()) == Some(workload);
+        let text = |it: &Event| {
+            let part = |it: &Option<String>| it.clone().unwrap_or_default();
+            format!("{} {}: {}", part(&it.type_), part(&it.reason), part(&it.note))
+        };
+        all.iter().filter(|it| is_about(it)).map(text).collect()
+    }
+
     pub async fn annotate(&self, name: &str, key: &str, value: &str) {
         let patch = Patch::Merge(json!({ "metadata": { "annotations": { key: value } } }));
         self.pods().patch(name, &PatchParams::default(), &patch).await.unwrap();
@@ -90,6 +112,57 @@ impl Cluster {
     /// At once, as if its containers had ended.
     pub async fn delete_pod(&self, name: &str) {
         self.pods().delete(name, &DeleteParams::default().grace_period(0)).await.unwrap();
+    }
+
+    /// A node, as a cloud provider makes it: with taints, here by their keys.
+    pub async fn create_node(&self, name: &str, taints: &[&str]) {
+        let node: Node = object(json!({ "metadata": { "name": name }, "spec": { "taints": tainted(taints) } }));
+        self.nodes().create(&PostParams::default(), &node).await.unwrap();
+        let patch = Patch::Merge(json!({ "spec": { "taints": tainted(taints) } }));
+        // The API server adds `not-ready` to new nodes, which Kubernetes' own controllers, not there, would remove.
+        self.nodes().patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    /// Adds a taint and leaves all others; kubelets and controllers do that at any time.
+    pub async fn add_taint(&self, name: &str, taint: &str) {
+        loop {
+            let node = self.nodes().get(name).await.unwrap();
+            let mut taints = node.spec.and_then(|it| it.taints).unwrap_or_default();
+            taints.extend(tainted(&[taint]).into_iter().map(object::<Taint>));
+            let version = node.metadata.resource_version;
+            let patch = json!({ "metadata": { "resourceVersion": version }, "spec": { "taints": taints } });
+            match self.nodes().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Ok(_) => return,
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    /// The keys of a node's taints, sorted.
+    pub async fn taints(&self, name: &str) -> Vec<String> {
+        let node = self.nodes().get(name).await.unwrap();
+        let taints = node.spec.and_then(|it| it.taints).unwrap_or_default();
+        let mut keys: Vec<String> = taints.into_iter().map(|it| it.key).collect();
+        keys.sort();
+        keys
+    }
+
+    /// What kubelet writes when it has registered these drivers.
+    pub async fn write_csi_node(&self, name: &str, drivers: &[&str]) {
+        let drivers: Vec<_> = drivers.iter().map(|it| json!({ "name": it, "nodeID": name })).collect();
+        let csi_node = json!({
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "CSINode",
+            "metadata": { "name": name },
+            "spec": { "drivers": drivers },
+        });
+        let csi_nodes: Api<CSINode> = Api::all(self.client.clone());
+        csi_nodes.patch(name, &PatchParams::apply("kubelet").force(), &Patch::Apply(csi_node)).await.unwrap();
+    }
+
+    fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
     }
 
     /// Makes the attachment of one PV on one node, or changes who is served by whom.
@@ -122,6 +195,10 @@ impl Cluster {
 
 pub fn attachment_name(node: &str, pv: &str) -> String {
     format!("s3pa-{node}-{pv}")
+}
+
+fn tainted(keys: &[&str]) -> Vec<serde_json::Value> {
+    keys.iter().map(|it| json!({ "key": it, "effect": "NoExecute" })).collect()
 }
 
 fn object<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {

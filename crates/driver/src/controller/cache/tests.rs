@@ -94,6 +94,7 @@ fn pod(name: &str, uid: &str, place: Option<(&str, &str)>) -> StartedPod {
         },
         node: place.map(|(node, _)| node.to_owned()),
         persistent_volume: place.map(|(_, volume)| volume.parse().unwrap()),
+        mounted: None,
     }
 }
 
@@ -104,7 +105,7 @@ fn unit(node: &str, volume: &str) -> Unit {
 #[track_caller]
 fn check(affected: Affected, expected: &[(&str, &str)]) {
     let expected: Affected = expected.iter().map(|(node, volume)| unit(node, volume)).collect();
-    assert_eq!(affected, expected);
+    assert_eq!(Vec::from_iter(affected), Vec::from_iter(expected));
 }
 
 #[test]

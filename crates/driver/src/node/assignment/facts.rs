@@ -6,6 +6,8 @@ use k8s_openapi::api::core::v1::Pod;
 use s3csi_core::attachment::{Attachment, Phase, assignment, is_mountpoint_pod_name};
 use s3csi_core::identifiers::{PvName, WorkloadUid};
 
+use crate::api::PodCondition;
+
 /// The controller sets it to `true` when nobody is served by a Mountpoint Pod any more.
 const NEEDS_UNMOUNT: &str = "needs-unmount";
 
@@ -37,6 +39,8 @@ pub struct MountpointPod {
     pub is_retired: bool,
     /// What keeps it from running.
     pub trouble: String,
+    /// What this node, or the plugin before us, has said of its source.
+    pub mounted: Option<PodCondition>,
 }
 
 /// Why a workload has no running Mountpoint Pod.
@@ -143,6 +147,7 @@ pub fn read_pod(pod: &Pod, driver_name: &str) -> Option<(String, MountpointPod)>
         is_terminating: pod.metadata.deletion_timestamp.is_some(),
         is_retired: is_annotated,
         trouble: trouble(pod),
+        mounted: PodCondition::read(pod, driver_name),
     };
     Some((name, read))
 }
@@ -235,7 +240,10 @@ mod tests {
     #[track_caller]
     fn check(facts: &Facts, expected: Result<&str, Missing>) {
         let found = facts.find(&WORKLOAD.parse().unwrap(), &"pv-1".parse().unwrap());
-        assert_eq!(found.map(|it| it.name.as_str()), expected);
+        match expected {
+            Ok(name) => assert_eq!(found.unwrap().name, name),
+            Err(missing) => assert_eq!(found.unwrap_err(), missing),
+        }
     }
 
     #[test]

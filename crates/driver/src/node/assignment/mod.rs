@@ -32,6 +32,8 @@ pub struct Assignments {
     changed: Condvar,
     /// Told when there may be something to take away.
     wake: Notify,
+    /// Told about every change of the facts, too.
+    news: Notify,
 }
 
 /// Whom the assignments are for, and where their Mountpoint Pods are.
@@ -46,7 +48,15 @@ pub struct Place {
 
 impl Assignments {
     pub fn new(place: Place, client: Client, runtime: Handle) -> Self {
-        Self { place, client, runtime, facts: Mutex::default(), changed: Condvar::new(), wake: Notify::new() }
+        Self {
+            place,
+            client,
+            runtime,
+            facts: Mutex::default(),
+            changed: Condvar::new(),
+            wake: Notify::new(),
+            news: Notify::new(),
+        }
     }
 
     pub fn namespace(&self) -> &str {
@@ -92,6 +102,11 @@ impl Assignments {
 
     pub async fn woken(&self) {
         self.wake.notified().await;
+    }
+
+    /// Completes when something has changed since the last time.
+    pub async fn changed(&self) {
+        self.news.notified().await;
     }
 
     /// Only here the API server is asked instead of watched: the watch shows no Pod that is on no node yet.
@@ -145,5 +160,6 @@ impl Assignments {
     fn change(&self, change: impl FnOnce(&mut Facts)) {
         change(&mut self.facts());
         self.changed.notify_all();
+        self.news.notify_one();
     }
 }

@@ -15,8 +15,13 @@ use crate::host::{Beneath, Host};
 use crate::node::error::{PublishError, UnpublishError};
 use crate::node::locks::Locks;
 use crate::node::orders::{Orders, fuse_options};
+use crate::node::phases::{Phase, Phases};
+use crate::node::repairs::{ORPHANED_SOURCE_REMOVED, Repairs};
+use crate::node::retire::Retired;
 use crate::node::source::{self, Mounter, Source};
 use crate::node::steps::{Step, Steps};
+use crate::node::strategies::Done;
+use crate::node::teller::{Mounted, Teller};
 use crate::node::{bind, life_line};
 
 /// The mounter writes `mount.err` into a source's directory; others see nothing of it.
@@ -38,10 +43,12 @@ pub struct Daemon {
     /// One change per source at a time.
     pub locks: Locks,
     pub steps: Steps,
+    pub repairs: Repairs,
+    pub teller: Arc<Teller>,
 }
 
 impl Daemon {
-    pub fn publish(&self, publish: &Publish, deadline: Instant) -> Result<(), PublishError> {
+    pub fn publish(&self, publish: &Publish, deadline: Instant, phases: &Phases) -> Result<Done, PublishError> {
         let bucket = || publish.bucket.to_string();
         let keys = self.orders.keys(publish)?;
         let name = publish.sharing_key(&self.node).name();
@@ -50,12 +57,12 @@ impl Daemon {
         let busy = || PublishError::SourceBusy { bucket: bucket() };
         let _held = self.locks.lock(&name, deadline).ok_or_else(busy)?;
         self.steps.done(Step::Locked);
-        let outcome = self.ensure(publish, keys, &name, request, deadline);
+        let outcome = self.ensure(publish, keys, &name, request, deadline, phases);
         match &outcome {
-            Ok(()) => self.steps.done(Step::Bound),
-            Err(_) => self.tidy(&name),
+            Ok(_) => self.steps.done(Step::Bound),
+            Err(_) => drop(self.tidy(&name)),
         }
-        outcome
+        outcome.map(|mounted| Done { mounted, source: Some(name.clone()) })
     }
 
     /// Credentials, source and bind, each looked at first. The caller holds the source's lock and tidies up after an error.
@@ -66,7 +73,8 @@ impl Daemon {
         name: &str,
         request: MountRequest,
         deadline: Instant,
-    ) -> Result<(), PublishError> {
+        phases: &Phases,
+    ) -> Result<Mounted, PublishError> {
         let bucket = || publish.bucket.to_string();
         let unusable =
             |cause| PublishError::MounterDirectory { bucket: bucket(), directory: self.mounter_dir.clone(), cause };
@@ -74,7 +82,8 @@ impl Daemon {
         let group = mounter.group().map_err(unusable)?;
         let place = mounter.make_directory(name, PLACE_MODE, Some(group)).map_err(unusable)?;
         self.steps.done(Step::PlaceMade);
-        credentials::ensure(&place, keys, group)
+        phases
+            .time(Phase::Credentials, || credentials::ensure(&place, keys, group))
             .map_err(|cause| PublishError::Credentials { bucket: bucket(), cause })?;
         self.steps.done(Step::CredentialsWritten);
 
@@ -85,17 +94,22 @@ impl Daemon {
             mounter: Mounter::OfTheNode { directory: mounter },
             words: place,
             steps: self.steps,
+            repairs: self.repairs.clone(),
+            teller: self.teller.clone(),
             name: name.to_owned(),
         };
         let target = publish.target.path();
-        let device = source::ensure(&self.host, &source, deadline).map_err(|cause| PublishError::Source {
+        let ensured = phases.time(Phase::Source, || source::ensure(&self.host, &source, deadline));
+        let device = ensured.map_err(|cause| PublishError::Source {
             bucket: bucket(),
             target: target.to_owned(),
             hint: MORE.to_owned(),
             cause,
         })?;
         self.steps.done(Step::Served);
-        bind::ensure(self.host.as_ref(), &source.path, device, target, publish.access, deadline)
+        phases.time(Phase::Bind, || {
+            bind::ensure(self.host.as_ref(), &source.path, device, target, publish.access, deadline)
+        })
     }
 
     /// What the mounter is told.
@@ -109,7 +123,7 @@ impl Daemon {
         })
     }
 
-    pub fn unpublish(&self, target: &Path, deadline: Instant) -> Result<(), UnpublishError> {
+    pub fn unpublish(&self, target: &Path, deadline: Instant, phases: &Phases) -> Result<(), UnpublishError> {
         let host = self.host.as_ref();
         let look = |cause| UnpublishError::Look { cause };
         // A target whose parent directory is gone has no mount either; the plain path then serves as well.
@@ -126,43 +140,49 @@ impl Daemon {
                 let busy = || UnpublishError::SourceBusy { target: target.clone() };
                 let _held = self.locks.lock(&name, deadline).ok_or_else(busy)?;
                 self.steps.done(Step::Locked);
-                bind::remove(host, target, self.steps)?;
-                self.retire(&name, deadline)?;
+                phases.time(Phase::Unmount, || bind::remove(host, target, self.steps))?;
+                phases.time(Phase::Retire, || self.retire(&name, deadline))?;
             }
             // Not mounted, or mounted from a source that is gone already.
-            None => bind::remove(host, target, self.steps)?,
+            None => phases.time(Phase::Unmount, || bind::remove(host, target, self.steps))?,
         }
         self.sweep();
         Ok(())
     }
 
     /// Takes a source away if no bind shows it any more. The caller holds its lock.
-    fn retire(&self, name: &str, deadline: Instant) -> Result<(), UnpublishError> {
+    fn retire(&self, name: &str, deadline: Instant) -> Result<Retired, UnpublishError> {
         let path = self.sources.join(name);
+        let mut retired = Retired::Before;
         let table = self.host.mount_table().map_err(|cause| UnpublishError::Look { cause })?;
         if let Some(mount) = table.at(&path) {
             if !mount.is_ours() || !source::is_unused(&table, &path, mount.device) {
-                return Ok(());
+                return Ok(Retired::NotYet);
             }
             source::unmount(self.host.as_ref(), &path)
                 .map_err(|cause| UnpublishError::Unmount { target: path.clone(), cause })?;
+            retired = Retired::Now;
             self.steps.done(Step::SourceUnmounted);
         }
         self.host.remove_directory(&path).map_err(|cause| UnpublishError::Remove { path: path.clone(), cause })?;
         self.steps.done(Step::SourceRemoved);
         let forget = |cause| UnpublishError::Forget { source_name: name.to_owned(), cause };
-        let Ok(mounter) = Beneath::open(&self.mounter_dir) else { return Ok(()) };
+        let Ok(mounter) = Beneath::open(&self.mounter_dir) else { return Ok(retired) };
         life_line::end(&mounter, name, deadline);
         self.steps.done(Step::EngineEnded);
         mounter.remove_tree(name).map_err(forget)?;
         self.steps.done(Step::CredentialsRemoved);
-        Ok(())
+        Ok(retired)
     }
 
     /// After a failed publish: what was made for a source that nobody uses goes away again. The caller holds its lock.
-    fn tidy(&self, name: &str) {
-        if let Err(error) = self.retire(name, Instant::now()) {
-            tracing::warn!(source = name, error = %s3csi_core::chain::Chain(&error), "source not tidied up; the next sweep tries again");
+    fn tidy(&self, name: &str) -> Option<Retired> {
+        match self.retire(name, Instant::now()) {
+            Ok(retired) => Some(retired),
+            Err(error) => {
+                tracing::warn!(source = name, error = %s3csi_core::chain::Chain(&error), "source not tidied up; the next sweep tries again");
+                None
+            }
         }
     }
 
@@ -171,7 +191,9 @@ impl Daemon {
         for name in names_in(&self.sources).into_iter().chain(names_in(&self.mounter_dir)) {
             // Somebody is working on it: then it is not a leftover.
             let Some(_held) = self.locks.try_lock(&name) else { continue };
-            self.tidy(&name);
+            if self.tidy(&name) == Some(Retired::Now) {
+                self.repairs.done(ORPHANED_SOURCE_REMOVED, &self.sources.join(&name), &name);
+            }
         }
     }
 }

@@ -16,7 +16,17 @@ use self::daemon::Daemon;
 use self::pod::MountpointPods;
 use self::systemd::SystemdUnits;
 use super::error::{PublishError, UnpublishError};
+use super::phases::{Phase, Phases};
+use super::teller::Mounted;
 use crate::systemd::Limits;
+
+/// What a publish found and did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    pub mounted: Mounted,
+    /// Who serves it, if that serves others, too.
+    pub source: Option<String>,
+}
 
 pub enum Strategy {
     Pod(Box<MountpointPods>),
@@ -26,7 +36,13 @@ pub enum Strategy {
 
 impl Strategy {
     /// What was understood of a request, and the request itself: what else it asks for depends on who runs the engine.
-    pub fn publish(&self, mut publish: Publish, raw: &RawPublish<'_>, deadline: Instant) -> Result<(), PublishError> {
+    pub fn publish(
+        &self,
+        mut publish: Publish,
+        raw: &RawPublish<'_>,
+        deadline: Instant,
+        phases: &Phases,
+    ) -> Result<Done, PublishError> {
         let limits = ResourceLimits::parse(raw.volume_context).map_err(|cause| PublishError::Limits { cause })?;
         match self {
             Self::Pod(pods) => {
@@ -34,22 +50,31 @@ impl Strategy {
                 PodShape::parse(raw.volume_context, mount_options(raw))
                     .and_then(|it| it.set_cache_options(&mut publish.arguments))
                     .map_err(|cause| PublishError::Shape { cause })?;
-                pods.publish(&publish, deadline)
+                pods.publish(&publish, deadline, phases)
             }
             // One mounter runs all engines of the node: its own limits hold for all of them together.
-            Self::Daemon(daemon) => daemon.publish(&publish, deadline),
+            Self::Daemon(daemon) => daemon.publish(&publish, deadline, phases),
             Self::Systemd(units) => {
                 let ResourceLimits { memory_bytes, cpu_millis, tasks } = limits;
-                units.publish(&publish, Limits { memory_bytes, cpu_millis, tasks }, deadline)
+                units.publish(&publish, Limits { memory_bytes, cpu_millis, tasks }, deadline, phases)
             }
         }
     }
 
-    pub fn unpublish(&self, target: &Path, deadline: Instant) -> Result<(), UnpublishError> {
+    pub fn unpublish(&self, target: &Path, deadline: Instant, phases: &Phases) -> Result<(), UnpublishError> {
         match self {
-            Self::Pod(pods) => pods.unpublish(target),
-            Self::Daemon(daemon) => daemon.unpublish(target, deadline),
-            Self::Systemd(units) => units.unpublish(target, deadline),
+            Self::Pod(pods) => phases.time(Phase::Unmount, || pods.unpublish(target)),
+            Self::Daemon(daemon) => daemon.unpublish(target, deadline, phases),
+            Self::Systemd(units) => phases.time(Phase::Unmount, || units.unpublish(target, deadline)),
+        }
+    }
+
+    /// Who serves a source, for people.
+    pub fn server(&self, source: Option<&str>) -> String {
+        match (self, source) {
+            (Self::Pod(_), Some(pod)) => format!("Mountpoint Pod {pod}"),
+            (Self::Daemon(_), Some(_)) => "the mounter of this node".to_owned(),
+            (Self::Pod(_) | Self::Daemon(_) | Self::Systemd(_), _) => "a unit of the node's systemd".to_owned(),
         }
     }
 

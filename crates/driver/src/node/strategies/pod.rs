@@ -23,8 +23,12 @@ use crate::node::bind;
 use crate::node::error::{PublishError, UnpublishError};
 use crate::node::locks::Locks;
 use crate::node::orders::{Orders, fuse_options};
+use crate::node::phases::{Phase, Phases};
+use crate::node::repairs::Repairs;
 use crate::node::source::{self, Mounter, Source};
 use crate::node::steps::{Step, Steps};
+use crate::node::strategies::Done;
+use crate::node::teller::{Mounted, Teller};
 
 /// Of a call's time, what the engine needs after its Mountpoint Pod runs: it gives up by itself after 30 seconds.
 const LEFT_FOR_THE_ENGINE: Duration = Duration::from_secs(35);
@@ -45,6 +49,8 @@ pub struct MountpointPods {
     /// One change per source at a time.
     pub locks: Locks,
     pub steps: Steps,
+    pub repairs: Repairs,
+    pub teller: Arc<Teller>,
 }
 
 /// A target that shows what it should, and it answers.
@@ -55,7 +61,7 @@ enum Served {
 }
 
 impl MountpointPods {
-    pub fn publish(&self, publish: &Publish, deadline: Instant) -> Result<(), PublishError> {
+    pub fn publish(&self, publish: &Publish, deadline: Instant, phases: &Phases) -> Result<Done, PublishError> {
         let keys = self.orders.keys(publish)?;
         // Wrong options are refused before anybody waits for anything.
         let order = self.orders.order(publish, &self.view)?;
@@ -66,24 +72,28 @@ impl MountpointPods {
             source: None,
         };
         match self.served(publish, deadline)? {
-            Some(Served::ByMountpointPod(name)) => return self.refresh(publish, keys, &name),
-            Some(Served::Otherwise) => return Ok(()),
+            Some(Served::ByMountpointPod(name)) => {
+                phases.time(Phase::Credentials, || self.refresh(publish, keys, &name))?;
+                return Ok(Done { mounted: Mounted::Before, source: Some(name) });
+            }
+            Some(Served::Otherwise) => return Ok(Done { mounted: Mounted::Before, source: None }),
             None => {}
         }
-        let pod = self.assigned(publish, assignment_deadline(Instant::now(), deadline))?;
+        let wait = || self.assigned(publish, assignment_deadline(Instant::now(), deadline));
+        let pod = phases.time(Phase::Assignment, wait)?;
         let busy = || PublishError::SourceBusy { bucket: publish.bucket.to_string() };
         let _held = self.locks.lock(&pod.name, deadline).ok_or_else(busy)?;
         self.steps.done(Step::Locked);
         // While we waited for the lock it may have been taken away or made anew; nothing of that happens while we hold it.
         let pod = self.assigned(publish, Instant::now()).ok().filter(|it| it.name == pod.name).ok_or_else(busy)?;
-        let outcome = self.ensure(publish, keys, &pod, request, deadline);
+        let outcome = self.ensure(publish, keys, &pod, request, deadline, phases);
         match &outcome {
-            Ok(()) => self.steps.done(Step::Bound),
+            Ok(_) => self.steps.done(Step::Bound),
             Err(_) => self.tidy(&pod),
         }
         // The target may have shown another source before, which nobody uses any more.
         self.assignments.wake();
-        outcome
+        outcome.map(|mounted| Done { mounted, source: Some(pod.name) })
     }
 
     fn assigned(&self, publish: &Publish, deadline: Instant) -> Result<MountpointPod, PublishError> {
@@ -137,7 +147,8 @@ impl MountpointPods {
         pod: &MountpointPod,
         request: MountRequest,
         deadline: Instant,
-    ) -> Result<(), PublishError> {
+        phases: &Phases,
+    ) -> Result<Mounted, PublishError> {
         let bucket = || publish.bucket.to_string();
         let unusable = |cause| PublishError::MounterDirectory {
             bucket: bucket(),
@@ -147,7 +158,8 @@ impl MountpointPods {
         let communication = self.communication(&pod.uid).map_err(unusable)?;
         let group = communication.group().map_err(unusable)?;
         self.steps.done(Step::PlaceMade);
-        credentials::ensure(&communication, keys, group)
+        phases
+            .time(Phase::Credentials, || credentials::ensure(&communication, keys, group))
             .map_err(|cause| PublishError::Credentials { bucket: bucket(), cause })?;
         self.steps.done(Step::CredentialsWritten);
 
@@ -159,16 +171,21 @@ impl MountpointPods {
             mounter: Mounter::OfItsOwn { directory: communication },
             words: self.communication(&pod.uid).map_err(unusable)?,
             steps: self.steps,
+            repairs: self.repairs.clone(),
+            teller: self.teller.clone(),
         };
         let target = publish.target.path();
-        let device = source::ensure(&self.host, &source, deadline).map_err(|cause| PublishError::Source {
+        let ensured = phases.time(Phase::Source, || source::ensure(&self.host, &source, deadline));
+        let device = ensured.map_err(|cause| PublishError::Source {
             bucket: bucket(),
             target: target.to_owned(),
             hint: format!("kubectl logs -n {} {}", self.assignments.namespace(), pod.name),
             cause,
         })?;
         self.steps.done(Step::Served);
-        bind::ensure(self.host.as_ref(), &source.path, device, target, publish.access, deadline)
+        phases.time(Phase::Bind, || {
+            bind::ensure(self.host.as_ref(), &source.path, device, target, publish.access, deadline)
+        })
     }
 
     /// After a failed publish: what was made for a source that is not mounted goes away again. The caller holds its lock.

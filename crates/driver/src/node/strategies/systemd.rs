@@ -3,7 +3,6 @@
 
 mod error;
 mod predecessor;
-mod repairs;
 mod sweep;
 mod units;
 mod unmount;
@@ -22,7 +21,7 @@ use s3csi_core::target::TargetPath;
 
 pub use self::error::UnitError;
 use self::predecessor::Origin;
-pub use self::repairs::Repairs;
+pub use self::sweep::REASONS as SWEEP_REASONS;
 pub use self::units::Known;
 pub use self::watch::{Deaths, Heal, NoHeal};
 use crate::credentials;
@@ -30,7 +29,11 @@ use crate::host::{Beneath, FilesError, Host, Probe};
 use crate::node::error::PublishError;
 use crate::node::locks::Locks;
 use crate::node::orders::Orders;
+use crate::node::phases::{Phase, Phases};
+use crate::node::repairs::Repairs;
 use crate::node::steps::{Step, Steps};
+use crate::node::strategies::Done;
+use crate::node::teller::{Mounted, Teller};
 use crate::systemd::{Kind, Limits, Outcome, Service, Systemd, UnitCommand};
 
 /// The engine gives up after 30 seconds by itself; so did drivers before us.
@@ -74,8 +77,18 @@ pub struct SystemdUnits {
     pub steps: Steps,
     pub known: Known,
     pub repairs: Repairs,
+    pub teller: Arc<Teller>,
     pub deaths: Deaths,
     pub heal: Arc<dyn Heal>,
+}
+
+/// One publish, understood.
+struct Work<'a> {
+    publish: &'a Publish,
+    keys: &'a Keys,
+    /// Name of the directory of its credentials.
+    place: &'a str,
+    deadline: Instant,
 }
 
 /// What becomes of a mount whose engine dies.
@@ -95,7 +108,13 @@ struct Made {
 }
 
 impl SystemdUnits {
-    pub fn publish(&self, publish: &Publish, limits: Limits, deadline: Instant) -> Result<(), PublishError> {
+    pub fn publish(
+        &self,
+        publish: &Publish,
+        limits: Limits,
+        deadline: Instant,
+        phases: &Phases,
+    ) -> Result<Done, PublishError> {
         let bucket = || publish.bucket.to_string();
         let keys = self.orders.keys(publish)?;
         let place = place_name(&publish.target);
@@ -105,24 +124,24 @@ impl SystemdUnits {
         let _held = self.locks.lock(&place, deadline).ok_or_else(busy)?;
         self.steps.done(Step::Locked);
         let mut made = Made::default();
-        let outcome = self.ensure(publish, keys, &place, command, &mut made, deadline);
+        let work = Work { publish, keys, place: &place, deadline };
+        let outcome = self.ensure(&work, command, &mut made, phases);
         match &outcome {
-            Ok(()) => self.steps.done(Step::Bound),
+            Ok(_) => self.steps.done(Step::Bound),
             Err(_) => self.undo(publish.target.path(), &place, &made),
         }
-        outcome
+        outcome.map(|mounted| Done { mounted, source: None })
     }
 
     /// Directory, credentials and unit, each looked at first. The caller holds the target's lock and undoes what was made.
     fn ensure(
         &self,
-        publish: &Publish,
-        keys: &Keys,
-        place: &str,
+        work: &Work<'_>,
         mut command: UnitCommand,
         made: &mut Made,
-        deadline: Instant,
-    ) -> Result<(), PublishError> {
+        phases: &Phases,
+    ) -> Result<Mounted, PublishError> {
+        let Work { publish, keys, place, deadline } = *work;
         let host = self.host.as_ref();
         let bucket = || publish.bucket.to_string();
         let target = publish.target.path();
@@ -136,7 +155,8 @@ impl SystemdUnits {
             self.steps.done(Step::PlaceMade);
         }
         let resolved = host.resolve(target).map_err(unusable)?;
-        if let Probe::Dead(_) | Probe::Hung = found {
+        let is_dead = matches!(found, Probe::Dead(_) | Probe::Hung);
+        if is_dead {
             tracing::info!(?target, %found, "replacing a mount that is not served");
             self.clear(&resolved, deadline).map_err(failed)?;
         }
@@ -156,22 +176,25 @@ impl SystemdUnits {
         if is_mounted && made.credentials {
             let origin = self.predecessor(&resolved, place, deadline);
             match origin.map_err(|cause| failed(UnitError::Systemd { cause }))? {
-                Some(Origin::Files(profile)) => return self.refresh(&profile, keys).map_err(not_written),
-                Some(Origin::Fixed) => return Ok(()),
+                Some(Origin::Files(profile)) => {
+                    return self.refresh(&profile, keys).map(|()| Mounted::Before).map_err(not_written);
+                }
+                Some(Origin::Fixed) => return Ok(Mounted::Before),
                 None => {}
             }
         }
-        self.ensure_credentials(place, keys).map_err(not_written)?;
+        phases.time(Phase::Credentials, || self.ensure_credentials(place, keys)).map_err(not_written)?;
         self.steps.done(Step::CredentialsWritten);
         if is_mounted {
             made.credentials = false;
-            return Ok(());
+            return Ok(Mounted::Before);
         }
 
         if let Some(last) = command.command.last_mut() {
             *last = resolved.to_string_lossy().into_owned();
         }
-        self.start(&bucket(), &resolved, &command, deadline).map_err(failed)
+        phases.time(Phase::Source, || self.start(&bucket(), &resolved, &command, deadline)).map_err(failed)?;
+        Ok(if is_dead { Mounted::Anew } else { Mounted::Now })
     }
 
     /// Starts a unit for a target where nothing is mounted, and waits until the mount answers. After an error neither is left.

@@ -11,6 +11,7 @@ use s3csi_core::chain::Chain;
 use super::MountpointPods;
 use crate::host::Probe;
 use crate::node::assignment::MountpointPod;
+use crate::node::repairs::{DEAD_SOURCE_REMOVED, ORPHANED_SOURCE_REMOVED};
 use crate::node::retire::{Retired, retire};
 use crate::node::source;
 
@@ -45,7 +46,12 @@ impl MountpointPods {
         // A Pod whose directory is gone needs to be told nothing.
         let communication = pod.and_then(|it| self.communication(&it.uid).ok());
         match retire(self.host.as_ref(), &path, communication.as_ref(), self.steps) {
-            Ok(Retired::Now) => tracing::info!(source = name, "source taken away"),
+            Ok(Retired::Now) => {
+                tracing::info!(source = name, "source taken away");
+                if pod.is_none() {
+                    self.repairs.done(ORPHANED_SOURCE_REMOVED, &path, name);
+                }
+            }
             Ok(Retired::Before) => {}
             Ok(Retired::NotYet) => tracing::debug!(source = name, "source is to be taken away, but still in use"),
             Err(error) => {
@@ -68,7 +74,10 @@ impl MountpointPods {
             return;
         }
         match source::clear(self.host.as_ref(), &path) {
-            Ok(()) => self.tidy(pod),
+            Ok(()) => {
+                self.repairs.done(DEAD_SOURCE_REMOVED, &path, &pod.name);
+                self.tidy(pod);
+            }
             Err(error) => tracing::warn!(source = pod.name, error = %Chain(&error), "dead source not cleared away"),
         }
     }

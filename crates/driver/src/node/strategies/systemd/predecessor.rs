@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use s3csi_core::credentials::Keys;
 
-use super::repairs::CREDENTIALS_REMOVED;
 use super::units::Unit;
 use super::{SystemdUnits, log_if_failed};
 use crate::credentials;
 use crate::host::{Beneath, FilesError};
+use crate::node::repairs::CREDENTIALS_REMOVED;
 use crate::systemd::SystemdError;
 
 /// Version 1 named its profiles `<workload>-<volume>-s3-csi`.

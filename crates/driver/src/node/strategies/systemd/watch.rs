@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use s3csi_core::chain::Chain;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::repairs::{CREDENTIALS_REMOVED, NOT_REMOUNTED, REMOUNTED};
 use super::sweep::{Repair, decide};
 use super::units::{Unit, is_mount_unit, target_of};
 use super::{SystemdUnits, UnitError, log_if_failed, place_name_of_path};
+use crate::api::event::Kind;
 use crate::host::Probe;
+use crate::node::repairs::{CREDENTIALS_REMOVED, NOT_REMOUNTED, REMOUNTED};
 use crate::systemd::{Change, UnitCommand};
 
 /// Enough for one repair: an unmount, a start and their waits.
@@ -22,6 +23,9 @@ const REPAIRED_WITHIN: Duration = Duration::from_mins(1);
 
 /// An engine that dies this often in a minute is not helped by a next one; kubelet's next publish tries again and says why.
 const MOST_DEATHS_A_MINUTE: usize = 5;
+
+/// The reason of the Event that says so.
+const GIVEN_UP: &str = "EngineGivenUp";
 
 /// What killed an engine (memory, mostly) may still be busy; a moment later it is not.
 const ATTEMPTS: u32 = 3;
@@ -123,6 +127,8 @@ impl SystemdUnits {
                 unit,
                 "engine died again and again; the next publish of its volume tries once more"
             );
+            let text = "its engine died again and again and is given up; kubelet's next call tries once more";
+            self.teller.tell(target, Kind::Warning, GIVEN_UP, text);
             return;
         }
         tracing::warn!(?target, unit, "engine died; mounting its target anew");
@@ -140,10 +146,18 @@ impl SystemdUnits {
             Ok(()) => {
                 self.repairs.done(REMOUNTED, target, unit);
                 self.heal.remounted(target);
+                let text = "its engine died and the volume was mounted anew; a container that has run since before still has the dead \
+                            mount until it is restarted";
+                self.teller.tell(target, Kind::Warning, REMOUNTED, text);
             }
             Err(error) => {
                 tracing::error!(?target, error = %Chain(&error), "target not mounted anew; the next publish tries again");
                 self.repairs.done(NOT_REMOUNTED, target, unit);
+                let text = format!(
+                    "its engine died and could not be replaced: {}; kubelet's next call tries again",
+                    Chain(&error)
+                );
+                self.teller.tell(target, Kind::Warning, NOT_REMOUNTED, &text);
             }
         }
     }

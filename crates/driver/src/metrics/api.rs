@@ -1,0 +1,26 @@
+//! How the API server was asked.
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+use super::{list, register};
+
+/// Cheap to clone; all clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct ApiMetrics {
+    requests: Family<[(&'static str, String); 3], Counter>,
+}
+
+impl ApiMetrics {
+    pub(super) fn new(registry: &mut Registry) -> Self {
+        Self { requests: register(registry, &list::API_REQUESTS, Family::default()) }
+    }
+
+    /// `code` is the answer's status, or `None` if there was no answer.
+    pub fn asked(&self, verb: &'static str, resource: &str, code: Option<u16>) {
+        let code = code.map_or_else(|| "error".to_owned(), |it| it.to_string());
+        let labels = [("verb", verb.to_owned()), ("resource", resource.to_owned()), ("code", code)];
+        self.requests.get_or_create(&labels).inc();
+    }
+}

@@ -1,0 +1,123 @@
+//! What people see of mounts with kubectl: the condition of Mountpoint Pods and Events on workloads, each from what the node saw.
+
+use std::fs;
+
+use rustix::process::{Signal, kill_process};
+use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::wait::wait_for;
+use serde_json::json;
+
+use crate::world::{MountpointPod, World};
+
+impl World<'_> {
+    /// `status reason: message` of the condition that the node writes.
+    fn mounted(&self, pod: &MountpointPod) -> Option<String> {
+        self.runtime.block_on(self.cluster.condition(&pod.name, "s3.csi.scality.com/Mounted"))
+    }
+
+    #[track_caller]
+    fn wait_for_mounted(&self, pod: &MountpointPod, expected: &str) {
+        wait_for(&format!("the Mountpoint Pod is {expected:?}"), || {
+            self.mounted(pod).is_some_and(|it| it.contains(expected))
+        });
+    }
+
+    /// `type reason: note` of everything that a workload was told.
+    fn told(&self, workload: u32) -> Vec<String> {
+        self.runtime.block_on(self.cluster.events(&self.workload(workload)))
+    }
+
+    #[track_caller]
+    fn wait_for_event(&self, workload: u32, expected: &str) {
+        wait_for(&format!("workload {workload} is told {expected:?}"), || {
+            self.told(workload).iter().any(|it| it.contains(expected))
+        });
+    }
+}
+
+#[test]
+fn a_mountpoint_pod_says_what_became_of_its_source() {
+    let fixture = Fixture::new("pod-status");
+    let world = World::start(&fixture);
+    let pod = world.serve(&[1, 2]);
+    let ready = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
+    world.runtime.block_on(world.cluster.set_status(&pod.name, ready));
+    assert_eq!(world.mounted(&pod), None, "nothing is mounted, and nobody says so");
+
+    let target = world.publish(&world.volume(1));
+    world.publish(&world.volume(2));
+    world.wait_for_mounted(&pod, "True Serving");
+    for workload in [1, 2] {
+        world.wait_for_event(
+            workload,
+            &format!("Normal VolumeMounted: bucket \"bucket-1\" is mounted, served by Mountpoint Pod {}", pod.name),
+        );
+    }
+
+    kill_process(world.engine(), Signal::KILL).unwrap();
+    world.wait_for_mounted(&pod, "True EngineResumed: an engine died (");
+    world.wait_for_event(2, "Warning EngineResumed: the engine of bucket \"bucket-1\" died (");
+    fs::write(target.join("file"), "x").unwrap();
+
+    world.kill_mounter(&pod);
+    world.wait_for_mounted(&pod, "False EngineDied: its mounter ended");
+    world.wait_for_event(
+        1,
+        "Warning EngineDied: the engine of bucket \"bucket-1\" died and was not replaced: its mounter ended",
+    );
+
+    // Kubelet's next call heals it.
+    let pod = world.start_mounter(&pod, &[]);
+    world.publish(&world.volume(1));
+    world.wait_for_mounted(&pod, "True Serving");
+    world.wait_for_event(1, "Warning VolumeRemounted: the mount of bucket \"bucket-1\" was dead");
+
+    for workload in [1, 2] {
+        world.unpublish(&world.volume(workload));
+    }
+    world.retire(&pod);
+    world.wait_for_mounted(&pod, "False Unmounted");
+    let kubelets = world.runtime.block_on(world.cluster.condition(&pod.name, "Ready"));
+    assert_eq!(kubelets.as_deref(), Some("True : "), "kubelet's own conditions stay");
+}
+
+#[test]
+fn what_happened_while_nobody_looked_is_seen_after_the_plugin_is_back() {
+    let fixture = Fixture::new("pod-status-restart");
+    let mut world = World::start(&fixture);
+    let pod = world.serve(&[1]);
+    world.publish(&world.volume(1));
+    world.wait_for_mounted(&pod, "True Serving");
+    world.kill_node();
+    world.kill_mounter(&pod);
+    world.start_node();
+    world.wait_for_mounted(&pod, "False EngineDied");
+    let pod = world.start_mounter(&pod, &[]);
+    world.publish(&world.volume(1));
+    world.wait_for_mounted(&pod, "True Serving");
+    world.unpublish(&world.volume(1));
+}
+
+#[test]
+fn the_same_is_not_told_again_and_again() {
+    let fixture = Fixture::new("pod-status-rate");
+    let world = World::start(&fixture);
+    let pod = world.serve(&[1]);
+    let target = world.publish(&world.volume(1));
+    for number in 1..=3 {
+        kill_process(world.engine(), Signal::KILL).unwrap();
+        let died = || world.node().errors().matches("another one has taken its place").count();
+        wait_for("the engine was replaced", || died() == number);
+        fs::write(target.join(format!("file-{number}")), "x").unwrap();
+    }
+    world.wait_for_event(1, "EngineResumed");
+    // The last word comes after all of the others.
+    world.kill_mounter(&pod);
+    world.wait_for_event(1, "EngineDied");
+    let told = world.told(1);
+    assert_eq!(told.iter().filter(|it| it.contains("EngineResumed")).count(), 1, "{told:?}");
+    let pod = world.start_mounter(&pod, &[]);
+    world.publish(&world.volume(1));
+    world.unpublish(&world.volume(1));
+    world.retire(&pod);
+}
