@@ -11,6 +11,9 @@ use super::cache::{Cache, News, Unit};
 use super::facts;
 use super::report::{Kind, Report, Telling};
 
+/// A Mountpoint Pod that starts changes several times within a second, and every change would be a status.
+const REPORTED_AFTER: Duration = Duration::from_secs(1);
+
 pub struct Reconciler {
     pub cache: Mutex<Cache>,
     pub apply: Apply,
@@ -57,7 +60,13 @@ impl Reconciler {
                 }
             }
         }
-        if is_well { Outcome::Done { look_again_in: decision.look_again_in } } else { Outcome::TryAgain }
+        if !is_well {
+            return Outcome::TryAgain;
+        }
+        // Our own writes were told to the cache. A watch that tells the same later is no news, so nobody else would ask for the look
+        // that reports them.
+        let report_in = (!decision.is_settled()).then_some(REPORTED_AFTER);
+        Outcome::Done { look_again_in: [decision.look_again_in, report_in].into_iter().flatten().min() }
     }
 
     async fn tell(&self, notice: &Notice) -> bool {

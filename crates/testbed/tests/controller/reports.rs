@@ -60,8 +60,9 @@ async fn the_status_says_who_is_served_and_whether_it_runs() {
 
     world.set_pod_phase(&a, "pv", "Running").await;
     let b = world.workload("b", order()).await;
-    world.set_phase(&b, "Running").await;
     let status = wait_for_status(&world, "two are served", |it| it.ready == "1/1" && it.workloads == 2).await;
+    // Not before: one that runs and is attached nowhere was mounted by systemd.
+    world.set_phase(&b, "Running").await;
     let status = if conditions(&status)[1].contains("Unknown") {
         wait_for_status(&world, "one runs", |it| conditions(it)[1].contains("True")).await
     } else {
