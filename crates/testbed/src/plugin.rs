@@ -88,8 +88,8 @@ impl<'a> Plugin<'a> {
         self.strategy = strategy;
     }
 
-    pub fn strategy(&self) -> Strategy {
-        self.strategy
+    pub fn strategy(&self) -> &Strategy {
+        &self.strategy
     }
 
     /// A program and its arguments that runs the node plugin from its next start on: the way into a container.

@@ -235,7 +235,7 @@ impl<'a> World<'a> {
         let is_of_a_volume = |it: &&String| !it.starts_with("mount.") && !it.starts_with('.');
         let places = names_in(&self.plugin.mounter_directory());
         found.extend(places.iter().filter(is_of_a_volume).map(|it| format!("place {it}")));
-        if self.plugin.strategy() == Strategy::Systemd {
+        if *self.plugin.strategy() == Strategy::Systemd {
             found.extend(units("mount-s3-*").iter().map(|it| format!("unit {it}")));
             found.extend(names_in(&self.plugin.credentials()).iter().map(|it| format!("credentials {it}")));
         }
