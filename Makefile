@@ -126,9 +126,11 @@ soak: $(BUILT) ## The stress of the engine's successors with a hundred kills; ne
 	S3CSI_SOAK_KILLS=100 $(ISOLATED) $(CARGO_TEST) --test resume stress -- --nocapture
 
 ##@ Measure and ship
-bench: setup tools build ## Publish latency, data path beside s3fs and rclone, cost of systemd, pauses of dying engines, to docs/benchmarks.md (ARGS=--quick tries it out)
+bench: setup tools kube build ## Publish latency, controller with 5 000 workloads, data path beside s3fs and rclone, pauses of dying engines, to docs/benchmarks.md (ARGS=--quick tries it out)
 	@scripts/peers.sh
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench publish --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench pod --output $(BENCHMARKS) $(ARGS)
+	@$(BINARIES)/s3csi-testbed bench controller --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench data --output $(BENCHMARKS) $(ARGS)
 	@scripts/with-systemd.sh $(BINARIES)/s3csi-testbed bench systemd --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench resume --output $(BENCHMARKS) $(ARGS)

@@ -45,6 +45,10 @@ enum Bench {
     Publish(BenchArgs),
     /// Latency of publishing where systemd runs the engines; to be run by scripts/with-systemd.sh.
     Systemd(BenchArgs),
+    /// Latency of publishing where each source has a Mountpoint Pod, against the engine's own start.
+    Pod(BenchArgs),
+    /// How soon workloads are given Mountpoint Pods, what the API server is asked, and the controller's memory.
+    Controller(BenchArgs),
     /// Throughput, small files and listings, beside s3fs and rclone.
     Data(BenchArgs),
     /// The pause when an engine dies, against the engine's own start; our FUSE front against the library's.
@@ -56,7 +60,7 @@ struct BenchArgs {
     /// Small sizes: for trying the harness; the figures mean nothing.
     #[arg(long)]
     quick: bool,
-    /// How often everything is measured (publish, systemd: 200, data: 3, resume: 7; fewer with --quick).
+    /// How often everything is measured (publish, systemd, pod: 200, controller: 20, data: 3, resume: 7; fewer with --quick).
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: Option<u16>,
     /// The document whose section is replaced.
@@ -87,6 +91,8 @@ impl Cli {
             Command::Demo(Demo { keep }) => demo::run(if keep { Ending::Keep } else { Ending::CleanUp }),
             Command::Bench(Bench::Publish(it)) => bench::publish(&it.options()),
             Command::Bench(Bench::Systemd(it)) => bench::systemd(&it.options()),
+            Command::Bench(Bench::Pod(it)) => bench::pod(&it.options()),
+            Command::Bench(Bench::Controller(it)) => bench::controller(&it.options()),
             Command::Bench(Bench::Data(it)) => bench::data(&it.options()),
             Command::Bench(Bench::Resume(it)) => bench::resume(&it.options()),
             Command::S3(it) => it.run(),

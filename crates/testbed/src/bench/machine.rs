@@ -42,6 +42,13 @@ pub fn tool_version(name: &str) -> anyhow::Result<String> {
     Ok(directory.to_string_lossy().replace('-', " "))
 }
 
+/// All of Kubernetes is one program of ours, and knows the version of what it is made from.
+pub fn kubernetes_version() -> anyhow::Result<String> {
+    let program = environment::kube()?;
+    let said = said(&program.to_string_lossy(), &["kube-apiserver", "--version"]);
+    Ok(said)
+}
+
 /// `systemd 252 (252.38-1~deb12u1)`
 pub fn systemd_version() -> String {
     first_line(Path::new("systemctl"), "--version")

@@ -1,16 +1,19 @@
-//! `make bench`: what publishing costs above the engine's own start, our data path beside other S3 file systems, and the pause when
-//! an engine dies.
+//! `make bench`: what publishing costs above the engine's own start, how soon workloads get their Mountpoint Pods, our
+//! data path beside other S3 file systems, and the pause when an engine dies.
 //! Everything that is compared is measured in one run, in turns, so that noise of the machine hits all alike.
 
 mod clients;
 mod content;
+mod controller;
 mod data;
 mod delay;
 mod floor;
 mod footprint;
 mod latency;
 mod machine;
+mod pod;
 mod publish;
+mod publisher;
 mod report;
 mod resume;
 mod scratch;
@@ -52,6 +55,16 @@ pub fn publish(options: &Options) -> anyhow::Result<()> {
 /// Latency of publishing where systemd runs the engines.
 pub fn systemd(options: &Options) -> anyhow::Result<()> {
     run("systemd", options, systemd::measure)
+}
+
+/// Latency of publishing where each source has a Mountpoint Pod.
+pub fn pod(options: &Options) -> anyhow::Result<()> {
+    run("pod", options, pod::measure)
+}
+
+/// How soon workloads are given Mountpoint Pods, and what the API server is asked for it.
+pub fn controller(options: &Options) -> anyhow::Result<()> {
+    run("controller", options, controller::measure)
 }
 
 /// Throughput, small files and listings beside s3fs and rclone.

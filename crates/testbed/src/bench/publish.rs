@@ -2,21 +2,22 @@
 //! node's two processes weigh.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
-use s3csi_driver::host::{Host as _, Kernel};
+use s3csi_driver::host::Kernel;
 use tokio::runtime::Runtime;
 
-use super::latency::{BareEngine, LIMIT, ensure_alive};
+use super::latency::{BareEngine, LIMIT};
+use super::publisher::{Publisher, latency_table, milliseconds, ratio, volume};
 use super::report::{Section, Table};
-use super::scratch::{BUCKET, Scratch};
+use super::scratch::Scratch;
 use super::statistics::{Samples, figure, figure_or_dash, mebibytes};
 use super::verdicts::Verdicts;
 use super::{Options, Progress, Thoroughness, floor, footprint, machine};
 use crate::fixture::Fixture;
-use crate::kubelet::{Kubelet, Volume};
+use crate::kubelet::Volume;
 use crate::plugin::Plugin;
 use crate::process::Process;
 use crate::wait::{SOON, wait_until};
@@ -63,7 +64,8 @@ pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> any
     let plugin = Plugin::new(fixture, scratch.store())?;
     let mounter = plugin.start_mounter()?;
     let node = plugin.start_node()?;
-    let bench = Bench { fixture, plugin: &plugin, runtime: &runtime, kubelet: plugin.kubelet(), mounter, node };
+    let publisher = Publisher { runtime: &runtime, kubelet: plugin.kubelet(), host: Kernel::default() };
+    let bench = Bench { fixture, plugin: &plugin, publisher, mounter, node };
 
     let memory = bench.measure_memory(&plan, progress)?;
     let latencies = bench.measure_latencies(&plan, &scratch, progress)?;
@@ -93,8 +95,7 @@ Memory in MiB (RSS, PSS) and threads of the node's two processes, and what an en
 struct Bench<'a> {
     fixture: &'a Fixture,
     plugin: &'a Plugin<'a>,
-    runtime: &'a Runtime,
-    kubelet: Kubelet,
+    publisher: Publisher<'a>,
     mounter: Process,
     node: Process,
 }
@@ -111,19 +112,19 @@ struct Latencies {
 
 impl Bench<'_> {
     fn measure_latencies(&self, plan: &Plan, scratch: &Scratch, progress: &Progress) -> anyhow::Result<Latencies> {
-        let host = Kernel::default();
+        let host = &self.publisher.host;
         let engine = BareEngine::prepare(self.fixture, self.plugin, scratch.store())?;
         let mut latencies = Latencies::default();
         for round in 1..=plan.rounds {
             // Nobody always runs in the wake of the same one.
             if round.is_multiple_of(2) {
-                self.publish_in_turns(&host, round, &mut latencies)?;
+                self.publish_in_turns(round, &mut latencies)?;
             }
-            latencies.floor.add(milliseconds(floor::measure(&host, &self.mount_point("floor", round)?)?));
+            latencies.floor.add(milliseconds(floor::measure(host, &self.mount_point("floor", round)?)?));
             let name = format!("bare-engine-{round}");
-            latencies.engine.add(milliseconds(engine.start(&host, &name, &self.mount_point("engine", round)?)?));
+            latencies.engine.add(milliseconds(engine.start(host, &name, &self.mount_point("engine", round)?)?));
             if !round.is_multiple_of(2) {
-                self.publish_in_turns(&host, round, &mut latencies)?;
+                self.publish_in_turns(round, &mut latencies)?;
             }
             if round.is_multiple_of((plan.rounds / 10).max(1)) {
                 progress.say(&format!("round {round} of {}", plan.rounds));
@@ -133,22 +134,21 @@ impl Bench<'_> {
     }
 
     /// A new volume, more targets of it, and all of them away again.
-    fn publish_in_turns(&self, host: &Kernel, round: usize, latencies: &mut Latencies) -> anyhow::Result<()> {
+    fn publish_in_turns(&self, round: usize, latencies: &mut Latencies) -> anyhow::Result<()> {
         let volume = |pod| volume(&format!("round-{round}"), pod);
-        latencies.cold.add(milliseconds(self.publish(host, &volume(0))?));
+        latencies.cold.add(milliseconds(self.publisher.publish(&volume(0))?));
         for pod in 1..=SHARED_PER_ROUND {
-            latencies.shared.add(milliseconds(self.publish(host, &volume(pod))?));
+            latencies.shared.add(milliseconds(self.publisher.publish(&volume(pod))?));
         }
         for pod in 1..=SHARED_PER_ROUND {
-            latencies.unpublish_shared.add(milliseconds(self.unpublish(&volume(pod))?));
+            latencies.unpublish_shared.add(milliseconds(self.publisher.unpublish(&volume(pod))?));
         }
-        latencies.unpublish_last.add(milliseconds(self.unpublish(&volume(0))?));
+        latencies.unpublish_last.add(milliseconds(self.publisher.unpublish(&volume(0))?));
         // The engine's end must not be part of the next measurement.
         self.wait_for_engines(0)
     }
 
     fn measure_memory(&self, plan: &Plan, progress: &Progress) -> anyhow::Result<Table> {
-        let host = Kernel::default();
         let mut table = Table::new([
             "state",
             "node RSS",
@@ -173,12 +173,12 @@ impl Bench<'_> {
                 .map(|it| volume(&format!("crowd-{engines}-{}", it / targets), it % targets))
                 .collect();
             for volume in &volumes {
-                self.publish(&host, volume)?;
+                self.publisher.publish(volume)?;
             }
             self.wait_for_engines(engines)?;
             table.add(self.weigh(&state)?);
             for volume in &volumes {
-                self.unpublish(volume)?;
+                self.publisher.unpublish(volume)?;
             }
             self.wait_for_engines(0)?;
         }
@@ -204,25 +204,6 @@ impl Bench<'_> {
         Ok(cells)
     }
 
-    fn publish(&self, host: &Kernel, volume: &Volume) -> anyhow::Result<Duration> {
-        let start = Instant::now();
-        let target = self.runtime.block_on(self.kubelet.publish(volume)).map_err(|it| refused(&it))?;
-        let took = start.elapsed();
-        // An answer that comes before the mount works would look fast.
-        ensure_alive(&host.probe(&target, Instant::now() + LIMIT))?;
-        ensure!(is_mount_point(host, &target)?, "{} was published and is no mount", target.display());
-        Ok(took)
-    }
-
-    fn unpublish(&self, volume: &Volume) -> anyhow::Result<Duration> {
-        let start = Instant::now();
-        self.runtime.block_on(self.kubelet.unpublish(volume)).map_err(|it| refused(&it))?;
-        let took = start.elapsed();
-        let target = self.kubelet.target(volume);
-        ensure!(!target.exists(), "{} was unpublished and is still there", target.display());
-        Ok(took)
-    }
-
     fn engines(&self) -> Vec<rustix::process::Pid> {
         footprint::descendants_named(self.mounter.pid(), "mount-s3")
     }
@@ -243,25 +224,15 @@ impl Bench<'_> {
 
 impl Latencies {
     fn table(&self) -> Table {
-        let mut table = Table::new(["ms", "n", "min", "p50", "p90", "p99", "max", "p50 ÷ engine start", "p50 ÷ floor"]);
-        for (name, samples) in [
+        let rows = [
             ("floor", &self.floor),
             ("engine start", &self.engine),
             ("cold publish", &self.cold),
             ("shared publish", &self.shared),
             ("unpublish, others remain", &self.unpublish_shared),
             ("unpublish, the last one", &self.unpublish_last),
-        ] {
-            let mut cells = vec![name.to_owned(), samples.count().to_string()];
-            let figures = [samples.minimum()].into_iter().chain([50, 90, 99].map(|it| samples.percentile(it))).chain([
-                samples.maximum(),
-                ratio(samples, &self.engine),
-                ratio(samples, &self.floor),
-            ]);
-            cells.extend(figures.map(figure_or_dash));
-            table.add(cells);
-        }
-        table
+        ];
+        latency_table(&rows, &[("engine start", &self.engine), ("floor", &self.floor)])
     }
 
     fn verdicts(&self) -> Verdicts {
@@ -278,24 +249,4 @@ impl Latencies {
         );
         verdicts
     }
-}
-
-pub fn volume(pv: &str, pod: usize) -> Volume {
-    Volume::new(BUCKET, &format!("bench-{pv}"), &format!("{pod:08x}-0000-4000-8000-000000000000"))
-}
-
-pub fn ratio(samples: &Samples, base: &Samples) -> Option<f64> {
-    Some(samples.median()? / base.median()?)
-}
-
-pub fn is_mount_point(host: &Kernel, path: &Path) -> anyhow::Result<bool> {
-    Ok(host.mount_table()?.at(path).is_some())
-}
-
-pub fn milliseconds(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
-}
-
-pub fn refused(status: &tonic::Status) -> anyhow::Error {
-    anyhow::anyhow!("{:?}: {}", status.code(), status.message())
 }

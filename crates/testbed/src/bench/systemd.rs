@@ -2,22 +2,20 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use s3csi_driver::host::{Host as _, Kernel};
+use s3csi_driver::host::Kernel;
 use tokio::runtime::Runtime;
 
-use super::latency::{BareEngine, LIMIT, ensure_alive};
-use super::publish::{is_mount_point, milliseconds, ratio, refused, volume};
+use super::latency::BareEngine;
+use super::publisher::{Publisher, latency_table, milliseconds, volume};
 use super::report::{Section, Table};
 use super::scratch::Scratch;
-use super::statistics::{Samples, figure_or_dash};
+use super::statistics::Samples;
 use super::verdicts::Verdicts;
 use super::{Options, Progress, Thoroughness, machine};
 use crate::environment;
 use crate::fixture::Fixture;
-use crate::kubelet::{Kubelet, Volume};
 use crate::plugin::{Plugin, Strategy};
 use crate::wait::SOON;
 
@@ -52,7 +50,8 @@ pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> any
     plugin.set_strategy(Strategy::Systemd);
     let node = plugin.start_node()?;
     let engine = BareEngine::prepare(fixture, &plugin, scratch.store())?;
-    let bench = Bench { fixture, runtime: &runtime, kubelet: plugin.kubelet(), engine, host: Kernel::default() };
+    let publisher = Publisher { runtime: &runtime, kubelet: plugin.kubelet(), host: Kernel::default() };
+    let bench = Bench { fixture, publisher, engine };
 
     let mut latencies = Latencies::default();
     for round in 1..=rounds {
@@ -80,10 +79,8 @@ pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> any
 
 struct Bench<'a> {
     fixture: &'a Fixture,
-    runtime: &'a Runtime,
-    kubelet: Kubelet,
+    publisher: Publisher<'a>,
     engine: BareEngine<'a>,
-    host: Kernel,
 }
 
 #[derive(Default)]
@@ -97,31 +94,17 @@ struct Latencies {
 impl Bench<'_> {
     fn start_engine(&self, round: usize, latencies: &mut Latencies) -> anyhow::Result<()> {
         let at = self.mount_point(round)?;
-        let took = self.engine.start_in_background(&self.host, &format!("bare-engine-{round}"), &at)?;
+        let took = self.engine.start_in_background(&self.publisher.host, &format!("bare-engine-{round}"), &at)?;
         latencies.engine.add(milliseconds(took));
         Ok(())
     }
 
     fn publish_in_turns(&self, round: usize, latencies: &mut Latencies) -> anyhow::Result<()> {
         let volume = volume(&format!("round-{round}"), 0);
-        latencies.publish.add(milliseconds(self.publish(&volume)?));
-        latencies.republish.add(milliseconds(self.publish(&volume)?));
-        let start = Instant::now();
-        self.runtime.block_on(self.kubelet.unpublish(&volume)).map_err(|it| refused(&it))?;
-        latencies.unpublish.add(milliseconds(start.elapsed()));
-        let target = self.kubelet.target(&volume);
-        ensure!(!target.exists(), "{} was unpublished and is still there", target.display());
+        latencies.publish.add(milliseconds(self.publisher.publish(&volume)?));
+        latencies.republish.add(milliseconds(self.publisher.publish(&volume)?));
+        latencies.unpublish.add(milliseconds(self.publisher.unpublish(&volume)?));
         Ok(())
-    }
-
-    fn publish(&self, volume: &Volume) -> anyhow::Result<Duration> {
-        let start = Instant::now();
-        let target = self.runtime.block_on(self.kubelet.publish(volume)).map_err(|it| refused(&it))?;
-        let took = start.elapsed();
-        // An answer that comes before the mount works would look fast.
-        ensure_alive(&self.host.probe(&target, Instant::now() + LIMIT))?;
-        ensure!(is_mount_point(&self.host, &target)?, "{} was published and is no mount", target.display());
-        Ok(took)
     }
 
     /// A new one each time: nothing of an earlier mount is known to the kernel.
@@ -134,20 +117,13 @@ impl Bench<'_> {
 
 impl Latencies {
     fn table(&self) -> Table {
-        let mut table = Table::new(["ms", "n", "min", "p50", "p90", "p99", "max", "p50 ÷ engine start"]);
-        for (name, samples) in [
+        let rows = [
             ("engine start", &self.engine),
             ("publish", &self.publish),
             ("republish", &self.republish),
             ("unpublish", &self.unpublish),
-        ] {
-            let mut cells = vec![name.to_owned(), samples.count().to_string()];
-            let percentiles = [50, 90, 99].map(|it| samples.percentile(it));
-            let ends = [samples.maximum(), ratio(samples, &self.engine)];
-            cells.extend([samples.minimum()].into_iter().chain(percentiles).chain(ends).map(figure_or_dash));
-            table.add(cells);
-        }
-        table
+        ];
+        latency_table(&rows, &[("engine start", &self.engine)])
     }
 
     fn verdicts(&self) -> Verdicts {

@@ -39,8 +39,7 @@ async fn a_restart_of_the_api_server_is_survived() {
     MORTAL.kill_api_server();
     controller.wait_for_log("lost sight of the cluster");
     MORTAL.start_api_server().unwrap();
-    // The test's own client has lost its connections, too.
-    let world = World { client: World::own_client(&MORTAL).await, ..world };
+    let world = world.connected_again().await;
     let b = world.workload("b", on("node", &["pv"])).await;
     world.check(&[&a, &b], &["attachment pv on node: mp(a)=a b", "pod mp(a) of pv on node: Pending"]).await;
     assert_eq!(get(&controller, "/healthz").0, 200);

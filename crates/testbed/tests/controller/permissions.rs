@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role};
 use kube::Api;
+use s3csi_testbed::cluster::CONTROLLER_ACCOUNT;
 
 use crate::world::objects::on;
-use crate::world::{ACCOUNT, CONTROL_PLANE, World, eventually};
+use crate::world::{CONTROL_PLANE, World, eventually};
 
 /// `verb group/resource`, with the subresource.
 type Right = String;
@@ -39,7 +40,7 @@ async fn granted(world: &World) -> BTreeSet<Right> {
 fn used() -> (BTreeSet<Right>, BTreeSet<Right>) {
     let mut allowed = BTreeSet::new();
     let mut forbidden = BTreeSet::new();
-    for event in CONTROL_PLANE.audit().into_iter().filter(|it| it.user.username == ACCOUNT) {
+    for event in CONTROL_PLANE.audit().into_iter().filter(|it| it.user.username == CONTROLLER_ACCOUNT) {
         let Some(about) = event.object_ref else { continue };
         let subresource = if about.subresource.is_empty() { String::new() } else { format!("/{}", about.subresource) };
         let right = format!("{} {}/{}{subresource}", event.verb, about.api_group, about.resource);

@@ -7,16 +7,11 @@ mod state;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Namespace;
-use kube::api::{ListParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::api::ListParams;
+use kube::{Api, Client};
 use s3csi_driver::api::{self, MountpointS3PodAttachment};
-use s3csi_testbed::chart;
-use s3csi_testbed::cluster::ControlPlane;
-use s3csi_testbed::environment::product;
+use s3csi_testbed::cluster::{Administrator, ControlPlane, ControllerOrder};
 use s3csi_testbed::process::Process;
-use serde_json::json;
 
 pub use objects::{Order, Workload};
 
@@ -24,9 +19,6 @@ pub use objects::{Order, Workload};
 pub const DRIVER: &str = "s3.csi.scality.com";
 
 const NAMESPACE: &str = "mount-s3";
-
-/// As whom the shared controller works: with the rights that the chart grants.
-pub const ACCOUNT: &str = "system:serviceaccount:kube-system:s3-csi-driver-controller-sa";
 
 /// What the controller does takes milliseconds; a machine that compiles beside takes its time.
 const SOON: Duration = Duration::from_secs(90);
@@ -37,30 +29,23 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub static CONTROL_PLANE: LazyLock<ControlPlane> = LazyLock::new(|| ControlPlane::start("controller").unwrap());
 
 static SHARED: LazyLock<Process> = LazyLock::new(|| {
-    CONTROL_PLANE.apply(&chart::render(&[]).unwrap()).unwrap();
-    let token = CONTROL_PLANE.kubectl(&["create", "token", "--namespace=kube-system", "s3-csi-driver-controller-sa"]);
-    let kubeconfig = CONTROL_PLANE.kubeconfig().with_file_name("controller.kubeconfig");
-    let admin = Kubeconfig::read_from(CONTROL_PLANE.kubeconfig()).unwrap();
-    let cluster = admin.clusters[0].cluster.clone().unwrap();
-    let text = json!({
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "context",
-        "contexts": [{ "name": "context", "context": { "cluster": "cluster", "user": "user" } }],
-        "clusters": [{ "name": "cluster", "cluster": {
-            "server": cluster.server, "certificate-authority-data": cluster.certificate_authority_data,
-        } }],
-        "users": [{ "name": "user", "user": { "token": token.unwrap().trim() } }],
-    });
-    std::fs::write(&kubeconfig, text.to_string()).unwrap();
-    let flags = ["--lease-namespace=kube-system", "--mountpoint-priority-class-name=mount-s3-critical"];
-    start_controller(&CONTROL_PLANE, "controller", &kubeconfig, DRIVER, NAMESPACE, &flags)
+    let kubeconfig = CONTROL_PLANE.install_controller().unwrap();
+    let flags = ["--lease-namespace=kube-system", "--mountpoint-priority-class-name=mount-s3-critical", "-v=4"];
+    let order = ControllerOrder {
+        name: "controller",
+        kubeconfig: &kubeconfig,
+        driver: DRIVER,
+        namespace: NAMESPACE,
+        flags: &flags,
+    };
+    CONTROL_PLANE.start_controller(&order).unwrap()
 });
 
 /// Dropping it leaves its objects to the control plane's end.
 pub struct World {
     pub name: String,
     pub client: Client,
+    pub administrator: Administrator,
     pub control_plane: &'static ControlPlane,
     pub driver: String,
     /// Of Mountpoint Pods.
@@ -91,9 +76,11 @@ impl World {
     }
 
     async fn new(control_plane: &'static ControlPlane, name: &str, driver: &str, namespace: &str) -> Self {
+        let administrator = Administrator::of(control_plane).await.unwrap();
         let world = Self {
             name: name.to_owned(),
-            client: client(control_plane).await,
+            client: administrator.client().clone(),
+            administrator,
             control_plane,
             driver: driver.to_owned(),
             mountpoint_namespace: namespace.to_owned(),
@@ -102,25 +89,26 @@ impl World {
         world
     }
 
-    /// As administrator.
-    pub async fn own_client(control_plane: &ControlPlane) -> Client {
-        client(control_plane).await
+    /// With new connections: those of before ended with the API server.
+    pub async fn connected_again(self) -> Self {
+        let administrator = Administrator::of(self.control_plane).await.unwrap();
+        Self { client: administrator.client().clone(), administrator, ..self }
     }
 
     /// A controller for this world alone.
     pub fn start_controller(&self, flags: &[&str]) -> Process {
         let kubeconfig = self.control_plane.kubeconfig();
         let lease = format!("--lease-name={}", self.name);
-        let mut all = vec!["--lease-namespace=default", &lease];
+        let mut all = vec!["--lease-namespace=default", &lease, "-v=4"];
         all.extend(flags);
-        start_controller(
-            self.control_plane,
-            "own-controller",
-            &kubeconfig,
-            &self.driver,
-            &self.mountpoint_namespace,
-            &all,
-        )
+        let order = ControllerOrder {
+            name: "own-controller",
+            kubeconfig: &kubeconfig,
+            driver: &self.driver,
+            namespace: &self.mountpoint_namespace,
+            flags: &all,
+        };
+        self.control_plane.start_controller(&order).unwrap()
     }
 
     pub fn attachment_api(&self) -> Api<MountpointS3PodAttachment> {
@@ -128,8 +116,7 @@ impl World {
     }
 
     pub async fn create_namespace(&self, name: &str) {
-        let namespace: Namespace = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
-        Api::<Namespace>::all(self.client.clone()).create(&PostParams::default(), &namespace).await.unwrap();
+        self.administrator.create_namespace(name).await.unwrap();
     }
 
     /// Names that are unique in the cluster: nodes and PVs.
@@ -151,31 +138,4 @@ pub fn eventually<T>(what: &str, mut question: impl AsyncFnMut() -> Option<T>) -
             tokio::time::sleep(PAUSE).await;
         }
     }
-}
-
-async fn client(control_plane: &ControlPlane) -> Client {
-    let kubeconfig = Kubeconfig::read_from(control_plane.kubeconfig()).unwrap();
-    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-    Client::try_from(config).unwrap()
-}
-
-fn start_controller(
-    control_plane: &ControlPlane,
-    name: &'static str,
-    kubeconfig: &std::path::Path,
-    driver: &str,
-    namespace: &str,
-    flags: &[&str],
-) -> Process {
-    let mut arguments = vec![
-        "controller".to_owned(),
-        format!("--kubeconfig={}", kubeconfig.display()),
-        format!("--driver-name={driver}"),
-        format!("--mountpoint-namespace={namespace}"),
-        "--mountpoint-image=localhost/s3csi:test".to_owned(),
-        "--mountpoint-image-pull-policy=Never".to_owned(),
-        "-v=4".to_owned(),
-    ];
-    arguments.extend(flags.iter().map(|it| (*it).to_owned()));
-    control_plane.run(name, &product("s3csi").unwrap(), &arguments).unwrap()
 }

@@ -2,20 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
-use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount, Taint};
+use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::CSINode;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::runtime::wait::{await_condition, conditions};
-use kube::{Api, Client, Config, ResourceExt as _};
-use s3csi_driver::api::{attachment_definition, attachments};
-use s3csi_testbed::cluster::ControlPlane;
+use kube::Api;
+use kube::api::{ListParams, Patch, PatchParams, PostParams};
+use s3csi_testbed::cluster::{Administrator, AttachmentOrder, ControlPlane};
 use s3csi_testbed::plugin::DRIVER_NAME;
 use serde_json::json;
+
+pub use s3csi_testbed::cluster::attachment_name;
 
 pub const NAMESPACE: &str = "mount-s3";
 
@@ -27,66 +24,36 @@ pub fn control_plane() -> &'static ControlPlane {
             panic!("{}", s3csi_core::chain::Chain(&error));
         });
         let runtime = tokio::runtime::Runtime::new().unwrap();
-        runtime.block_on(async { prepare(&Cluster::connect(&control_plane).await).await });
+        runtime.block_on(async {
+            let administrator = Administrator::of(&control_plane).await.unwrap();
+            administrator.prepare_for_nodes(DRIVER_NAME, NAMESPACE).await.unwrap();
+        });
         control_plane
     })
 }
 
-/// What every cluster with the driver has.
-async fn prepare(cluster: &Cluster) {
-    let client = &cluster.client;
-    let create = PostParams::default();
-    let namespace: Namespace = object(json!({ "metadata": { "name": NAMESPACE } }));
-    Api::all(client.clone()).create(&create, &namespace).await.unwrap();
-    // Kubernetes' own controllers, which are not there, would make it.
-    let account: ServiceAccount = object(json!({ "metadata": { "name": "default" } }));
-    Api::namespaced(client.clone(), NAMESPACE).create(&create, &account).await.unwrap();
-    let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let definition = definitions.create(&create, &attachment_definition(DRIVER_NAME)).await.unwrap();
-    let name = definition.name_any();
-    let established = await_condition(definitions, &name, conditions::is_crd_established());
-    tokio::time::timeout(Duration::from_mins(1), established).await.unwrap().unwrap();
-}
-
 /// A client of the control plane.
 #[derive(Clone)]
-pub struct Cluster {
-    client: Client,
-}
+pub struct Cluster(Administrator);
 
 impl Cluster {
     pub async fn connect(control_plane: &ControlPlane) -> Self {
-        let kubeconfig = Kubeconfig::read_from(control_plane.kubeconfig()).unwrap();
-        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
-        Self { client: Client::try_from(config).unwrap() }
-    }
-
-    fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
+        Self(Administrator::of(control_plane).await.unwrap())
     }
 
     /// Answers the UID. Without a node it is not scheduled.
     pub async fn create_pod(&self, name: &str, node: Option<&str>) -> String {
-        let pod: Pod = object(json!({
-            "metadata": { "name": name },
-            "spec": {
-                "nodeName": node,
-                "containers": [{ "name": "mountpoint", "image": "localhost/s3csi:test" }],
-                "automountServiceAccountToken": false,
-            },
-        }));
-        self.pods().create(&PostParams::default(), &pod).await.unwrap().metadata.uid.unwrap()
+        self.0.create_mountpoint_pod(NAMESPACE, name, node).await.unwrap()
     }
 
     /// As kubelet reports it.
     pub async fn set_status(&self, name: &str, status: serde_json::Value) {
-        let patch = Patch::Merge(json!({ "status": status }));
-        self.pods().patch_status(name, &PatchParams::default(), &patch).await.unwrap();
+        self.0.set_pod_status(NAMESPACE, name, status).await.unwrap();
     }
 
     /// One condition of a Mountpoint Pod: `status reason: message`.
     pub async fn condition(&self, name: &str, kind: &str) -> Option<String> {
-        let status = self.pods().get(name).await.unwrap().status?;
+        let status = self.0.pods(NAMESPACE).get(name).await.unwrap().status?;
         let found = status.conditions?.into_iter().find(|it| it.type_ == kind)?;
         let (reason, message) = (found.reason.unwrap_or_default(), found.message.unwrap_or_default());
         Some(format!("{} {reason}: {message}", found.status))
@@ -94,7 +61,7 @@ impl Cluster {
 
     /// What a workload was told: `type reason: note` each.
     pub async fn events(&self, workload: &str) -> Vec<String> {
-        let events: Api<Event> = Api::namespaced(self.client.clone(), "default");
+        let events: Api<Event> = Api::namespaced(self.0.client().clone(), "default");
         let all = events.list(&ListParams::default()).await.unwrap().items;
         let is_about = |it: &Event| it.regarding.as_ref().and_then(|it| it.uid.as_deref()) == Some(workload);
         let text = |it: &Event| {
@@ -105,13 +72,12 @@ impl Cluster {
     }
 
     pub async fn annotate(&self, name: &str, key: &str, value: &str) {
-        let patch = Patch::Merge(json!({ "metadata": { "annotations": { key: value } } }));
-        self.pods().patch(name, &PatchParams::default(), &patch).await.unwrap();
+        self.0.annotate_pod(NAMESPACE, name, key, value).await.unwrap();
     }
 
     /// At once, as if its containers had ended.
     pub async fn delete_pod(&self, name: &str) {
-        self.pods().delete(name, &DeleteParams::default().grace_period(0)).await.unwrap();
+        self.0.remove_pod(NAMESPACE, name).await.unwrap();
     }
 
     /// A node, as a cloud provider makes it: with taints, here by their keys.
@@ -157,44 +123,19 @@ impl Cluster {
             "metadata": { "name": name },
             "spec": { "drivers": drivers },
         });
-        let csi_nodes: Api<CSINode> = Api::all(self.client.clone());
+        let csi_nodes: Api<CSINode> = Api::all(self.0.client().clone());
         csi_nodes.patch(name, &PatchParams::apply("kubelet").force(), &Patch::Apply(csi_node)).await.unwrap();
     }
 
     fn nodes(&self) -> Api<Node> {
-        Api::all(self.client.clone())
+        Api::all(self.0.client().clone())
     }
 
     /// Makes the attachment of one PV on one node, or changes who is served by whom.
     pub async fn attach(&self, node: &str, pv: &str, entries: &BTreeMap<String, Vec<String>>) {
-        let attachments = attachments(self.client.clone(), DRIVER_NAME);
-        let entries: BTreeMap<&String, Vec<serde_json::Value>> = entries
-            .iter()
-            .map(|(pod, workloads)| {
-                let entry = |uid: &String| json!({ "workloadPodUID": uid, "attachmentTime": "2026-01-02T03:04:05Z" });
-                (pod, workloads.iter().map(entry).collect())
-            })
-            .collect();
-        let attachment = json!({
-            "apiVersion": "s3.csi.scality.com/v2",
-            "kind": "MountpointS3PodAttachment",
-            "metadata": { "name": attachment_name(node, pv) },
-            "spec": {
-                "nodeName": node,
-                "persistentVolumeName": pv,
-                "volumeID": format!("{pv}-handle"),
-                "mountOptions": "allow-delete,allow-overwrite",
-                "workloadFSGroup": "",
-                "mountpointS3PodAttachments": entries,
-            },
-        });
-        let apply = PatchParams::apply("controller").force();
-        attachments.patch(&attachment_name(node, pv), &apply, &Patch::Apply(attachment)).await.unwrap();
+        let order = AttachmentOrder { driver: DRIVER_NAME, node, persistent_volume: pv, entries };
+        self.0.attach(order).await.unwrap();
     }
-}
-
-pub fn attachment_name(node: &str, pv: &str) -> String {
-    format!("s3pa-{node}-{pv}")
 }
 
 fn tainted(keys: &[&str]) -> Vec<serde_json::Value> {

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use s3csi_core::WorkloadUid;
+use s3csi_testbed::cluster;
 use serde_json::{Value, json};
 
 use super::World;
@@ -88,22 +89,10 @@ impl World {
     pub async fn create_volume(&self, name: &str, order: VolumeOrder) {
         let VolumeOrder { driver, mount_options, attributes, handle } = order;
         let unique = self.unique(name);
-        let volume = json!({
-            "metadata": { "name": unique },
-            "spec": {
-                "accessModes": ["ReadWriteMany"],
-                "capacity": { "storage": "1Gi" },
-                "claimRef": { "namespace": self.name, "name": name },
-                "mountOptions": mount_options,
-                "storageClassName": "",
-                "csi": {
-                    "driver": driver,
-                    "volumeHandle": handle.unwrap_or_else(|| format!("handle-{unique}")),
-                    "volumeAttributes": attributes,
-                },
-            },
-        });
-        self.volume_api().create(&PostParams::default(), &serde_json::from_value(volume).unwrap()).await.unwrap();
+        let handle = handle.unwrap_or_else(|| format!("handle-{unique}"));
+        let claim = (self.name.clone(), name.to_owned());
+        let order = cluster::VolumeOrder { driver, mount_options, attributes, handle, claim };
+        self.administrator.create_volume(&unique, order).await.unwrap();
     }
 
     pub async fn create_claim(&self, name: &str) {
@@ -112,16 +101,7 @@ impl World {
 
     /// With owner references, for instance.
     pub async fn create_claim_of(&self, name: &str, metadata: Value) {
-        let mut claim = json!({
-            "metadata": metadata,
-            "spec": {
-                "accessModes": ["ReadWriteMany"],
-                "resources": { "requests": { "storage": "1Gi" } },
-                "storageClassName": "",
-            },
-        });
-        claim["metadata"]["name"] = json!(name);
-        self.claim_api().create(&PostParams::default(), &serde_json::from_value(claim).unwrap()).await.unwrap();
+        self.administrator.create_claim(&self.name, name, metadata).await.unwrap();
     }
 
     /// What the controller-manager does with a claim and the PV of the same name.
@@ -130,14 +110,7 @@ impl World {
     }
 
     pub async fn bind_to(&self, claim: &str, volume: &str) {
-        let parameters = PatchParams::default();
-        let spec = Patch::Merge(json!({ "spec": { "volumeName": self.unique(volume) } }));
-        let status = Patch::Merge(json!({ "status": { "phase": "Bound" } }));
-        let bound = self.claim_api().patch(claim, &parameters, &spec).await.unwrap();
-        let uid = Patch::Merge(json!({ "spec": { "claimRef": { "uid": bound.metadata.uid } } }));
-        self.volume_api().patch(&self.unique(volume), &parameters, &uid).await.unwrap();
-        self.volume_api().patch_status(&self.unique(volume), &parameters, &status).await.unwrap();
-        self.claim_api().patch_status(claim, &parameters, &status).await.unwrap();
+        self.administrator.bind(&self.name, claim, &self.unique(volume)).await.unwrap();
     }
 
     pub async fn edit_volume(&self, name: &str, change: Value) {
@@ -148,27 +121,9 @@ impl World {
     pub async fn workload(&self, name: &str, order: Order) -> Workload {
         let Order { node, claims, volumes, fs_group, namespace, service_account, grace_seconds } = order;
         let namespace = namespace.unwrap_or_else(|| self.name.clone());
-        let claims = claims.iter().enumerate().map(|(number, claim)| {
-            json!({ "name": format!("volume-{number}"), "persistentVolumeClaim": { "claimName": claim } })
-        });
-        let volumes: Vec<Value> = claims.chain(volumes).collect();
-        let mut pod = json!({
-            "metadata": { "name": name },
-            "spec": {
-                "containers": [{ "name": "main", "image": "none" }],
-                "serviceAccountName": service_account.unwrap_or_else(|| "default".to_owned()),
-                "terminationGracePeriodSeconds": grace_seconds.unwrap_or(30),
-                "volumes": volumes,
-            },
-        });
-        if let Some(node) = node {
-            pod["spec"]["nodeName"] = json!(self.unique(&node));
-        }
-        if let Some(group) = fs_group {
-            pod["spec"]["securityContext"] = json!({ "fsGroup": group });
-        }
-        let pods = self.pod_api(&namespace);
-        let pod = pods.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+        let node = node.map(|it| self.unique(&it));
+        let order = cluster::WorkloadOrder { node, claims, volumes, fs_group, service_account, grace_seconds };
+        let pod = self.administrator.create_workload(&namespace, name, order).await.unwrap();
         Workload { name: name.to_owned(), namespace, uid: pod.metadata.uid.unwrap().parse().unwrap() }
     }
 
