@@ -17,9 +17,6 @@ use crate::api::event::{Kind, Telling};
 /// A Mountpoint Pod that starts changes several times within a second, and every change would be a status.
 const REPORTED_AFTER: Duration = Duration::from_secs(1);
 
-/// A Mountpoint Pod that starts changes several times within a second, and every change would be a status.
-const REPORTED_AFTER: Duration = Duration::from_secs(1);
-
 pub struct Reconciler {
     pub cache: Mutex<Cache>,
     pub apply: Apply,
