@@ -79,7 +79,7 @@ async fn two_controllers_at_once_leave_no_duplicate_and_no_orphan() {
         let order = on(&format!("node{}", number / VOLUMES % NODES), &[&volume(number)]);
         let workload = world.workload(&format!("w{number}"), order).await;
         // Every third is gone at once, every third is gone later, the rest stays.
-        if number % 3 == 0 {
+        if number.is_multiple_of(3) {
             world.remove(&workload).await;
         }
         (number, workload)

@@ -22,7 +22,7 @@ async fn check(name: &str, late: Late) {
     world.create_volume("one", world.order(&[], &[])).await;
     world.create_volume("two", world.order(&["allow-delete"], &[])).await;
     let mut theirs = world.order(&[], &[]);
-    theirs.driver = OTHER_DRIVER.to_owned();
+    OTHER_DRIVER.clone_into(&mut theirs.driver);
     world.create_volume("theirs", theirs).await;
     let claims = ["one", "two", "theirs"];
     for claim in claims {

@@ -141,12 +141,15 @@ fn a_socket_that_talks_without_end_is_not_listened_to_without_end() {
     fs::remove_file(&socket).unwrap();
 }
 
+/// Puts something where it does not belong.
+type Place = fn(&Path);
+
 #[test]
 fn last_words_that_are_a_fifo_a_link_or_huge_do_no_harm() {
     let fixture = Fixture::new("hostile-words");
     let (world, pod) = start(&fixture);
     let (socket, words) = (pod.directory.join("mount.sock"), pod.directory.join("mount.err"));
-    let place: [(&str, fn(&Path)); 4] = [
+    let place: [(&str, Place); 4] = [
         ("a FIFO", make_fifo),
         ("a link to a device", |it| symlink("/dev/zero", it).unwrap()),
         ("a link to a secret", |it| symlink("/etc/shadow", it).unwrap()),
