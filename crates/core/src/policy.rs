@@ -61,12 +61,9 @@ const MULTIPLE: [&str; 1] = ["--bind"];
 
 /// Applies the policy to a user's options. What it takes away is reported, what it cannot decide is an error.
 pub fn apply(mut arguments: Arguments, user_agent: &str) -> Result<Applied, PolicyError> {
-    let mut removed = Vec::new();
-    for name in arguments.names() {
-        if let Some(reason) = blocked(&name) {
-            arguments.remove(&name);
-            removed.push(Removed { option: name, reason });
-        }
+    let removed = removed(&arguments);
+    for Removed { option, .. } in &removed {
+        arguments.remove(option);
     }
     refuse_conflicts(&arguments)?;
 
@@ -80,6 +77,12 @@ pub fn apply(mut arguments: Arguments, user_agent: &str) -> Result<Applied, Poli
     }
     arguments.set(USER_AGENT, Some(user_agent));
     Ok(Applied { arguments, environment, removed })
+}
+
+/// Which of a user's options the policy takes away.
+pub fn removed(arguments: &Arguments) -> Vec<Removed> {
+    let names = arguments.names().into_iter();
+    names.filter_map(|option| blocked(&option).map(|reason| Removed { option, reason })).collect()
 }
 
 /// Why this option is blocked, if it is.

@@ -21,14 +21,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use s3csi_core::policy::{self, Removed};
 use s3csi_core::publish::{Publish, RawPublish};
 
 use self::error::{PublishError, UnpublishError};
 use self::locks::Locks;
 use self::phases::Phases;
 use self::strategies::{Done, Strategy};
-use self::teller::{Published, Teller};
-use crate::api::event::Listener;
+use self::teller::{Mounted, Published, Teller};
+use crate::api::event::{Kind, Listener};
 
 /// How often sources without a workload are looked for. Normally there are none; a crash between two steps leaves one.
 const SWEEP_EVERY: Duration = Duration::from_mins(2);
@@ -36,6 +37,9 @@ const SWEEP_EVERY: Duration = Duration::from_mins(2);
 /// What kubelet adds to a volume's attributes (`podInfoOnMount`).
 const WORKLOAD_NAME: &str = "csi.storage.k8s.io/pod.name";
 const WORKLOAD_NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
+
+/// An Event: whoever wrote the option believes that it means something.
+const OPTION_IGNORED: &str = "MountOptionIgnored";
 
 pub struct Node {
     strategy: Strategy,
@@ -59,10 +63,15 @@ impl Node {
             .zip(attribute(WORKLOAD_NAME))
             .map(|(namespace, name)| listener(namespace, name));
         let bucket = publish.bucket.to_string();
+        let ignored = policy::removed(&publish.arguments);
         let Done { mounted, source } = self.strategy.publish(publish, raw, deadline, phases)?;
         let served_by = self.strategy.server(source.as_deref());
         let published = Published { workload, bucket, source, refreshed: Instant::now() };
         self.teller.published(&target, published, mounted, &served_by);
+        for Removed { option, reason } in ignored.iter().filter(|_| mounted != Mounted::Before) {
+            let text = format!("mount option {option} has no effect: {reason}");
+            self.teller.tell(&target, Kind::Warning, OPTION_IGNORED, &text);
+        }
         Ok(())
     }
 

@@ -76,6 +76,18 @@ fn options_that_cannot_be_used_are_named() {
     regions.delete();
 }
 
+#[test]
+fn an_option_that_only_the_driver_decides_is_named_while_the_pod_runs() {
+    Volume { options: &["endpoint-url http://elsewhere.example"], ..Volume::new("blocked-option") }.create();
+    let workload = Workload::new("blocked-option", "blocked-option").start();
+    eventually("an Event says which option has no effect, and why", || {
+        let said = events("blocked-option", "MountOptionIgnored");
+        said.iter()
+            .any(|it| it.contains("mount option --endpoint-url has no effect: the endpoint is a setting of the driver"))
+    });
+    workload.delete();
+}
+
 /// kubelet gives up after two minutes, and its message says nothing. Ours is there before.
 #[test]
 fn who_waits_for_a_mountpoint_pod_is_told_why_before_kubelet_gives_up() {

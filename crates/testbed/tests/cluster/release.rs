@@ -87,7 +87,8 @@ fn a_release_is_taken_over_upgraded_and_uninstalled() {
 /// All objects of the release that exist, of every kind that the chart knows.
 fn left(cluster: &Cluster) -> Vec<String> {
     let kinds = "customresourcedefinitions,namespaces,csidrivers,priorityclasses,clusterroles,clusterrolebindings,roles,rolebindings,\
-                 serviceaccounts,configmaps,services,daemonsets,deployments,poddisruptionbudgets,networkpolicies,leases";
+                 serviceaccounts,configmaps,services,daemonsets,deployments,poddisruptionbudgets,networkpolicies,leases,\
+                 validatingadmissionpolicies,validatingadmissionpolicybindings";
     let selector = "--selector=app.kubernetes.io/managed-by=Helm";
     let said = cluster.kubectl(&["get", kinds, "--all-namespaces", selector, "--output=json"]).unwrap();
     let list: Value = serde_json::from_str(&said).unwrap();

@@ -100,10 +100,10 @@ fn right(verb: &str, group: &str, resource: &str, namespace: Option<&str>) -> Ri
 /// What an account has asked for until now, each as a right for the whole cluster and for one namespace if only that is granted; and
 /// what it was refused.
 fn asked(account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
-    let user = format!("system:serviceaccount:{NAMESPACE}:{account}");
+    let asker = format!("system:serviceaccount:{NAMESPACE}:{account}");
     let granted = granted(account);
     let (mut used, mut refused) = (BTreeSet::new(), BTreeSet::new());
-    for event in CLUSTER.audit().into_iter().filter(|it| it.user.username == user) {
+    for event in CLUSTER.audit().into_iter().filter(|it| it.user.username == asker) {
         let Some(about) = event.object_ref else { continue };
         let resource = match about.subresource.as_str() {
             "" => about.resource.clone(),

@@ -78,7 +78,7 @@ pub fn wait_for_pod(cluster: &Cluster, namespace: &str, name: &str) {
     }
 }
 
-/// Until every Pod of a DaemonSet or Deployment is ready.
+/// Until every Pod of a `DaemonSet` or Deployment is ready.
 #[track_caller]
 pub fn wait_for_rollout(cluster: &Cluster, namespace: &str, what: &str) {
     let timeout = format!("--timeout={}s", PATIENCE.as_secs());

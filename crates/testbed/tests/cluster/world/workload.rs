@@ -36,7 +36,7 @@ impl<'a> Volume<'a> {
         CLUSTER.apply(&list.to_string()).unwrap();
     }
 
-    /// The PersistentVolume and its claim.
+    /// The `PersistentVolume` and its claim.
     pub fn objects(&self) -> [Value; 2] {
         let Self { name, driver, access_mode, options, attributes, secret } = self;
         let mut csi = json!({ "driver": driver, "volumeHandle": name, "volumeAttributes": { "bucketName": name } });
