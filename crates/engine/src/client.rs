@@ -3,12 +3,13 @@
 
 mod ahead;
 mod budget;
-mod moved;
+mod listings;
 mod moves;
 mod upload;
+mod values;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures::FutureExt as _;
@@ -27,6 +28,7 @@ use mountpoint_s3_crt::s3::client::BufferPoolUsageStats;
 
 pub use ahead::{Ahead, Fetch, is_content_of};
 pub use budget::MemoryBudget;
+pub use listings::{BELIEVED as LISTING_BELIEVED, Listings};
 pub use moves::Moves;
 pub use upload::Upload;
 
@@ -39,6 +41,71 @@ pub struct StoreClient<C> {
     pub buffers: Arc<MemoryBudget>,
     /// Small files that are fetched while they are looked up.
     pub ahead: Arc<Ahead>,
+    /// Listings that say what is not there. Without them every look asks the server.
+    pub listings: Option<Arc<Listings>>,
+}
+
+impl<C> StoreClient<C>
+where
+    C: ObjectClient + Clone + Send + Sync + 'static,
+{
+    /// The answer "absent" if a listing knows better or earlier than the server, else the server's.
+    async fn unless_absent<T>(&self, key: &str, absent: impl FnOnce() -> T, ask: impl Future<Output = T>) -> T {
+        let Some(listings) = &self.listings else { return ask.await };
+        let coming = match listings.answer(Instant::now(), key) {
+            listings::Answer::Absent => return absent(),
+            listings::Answer::Unknown => return ask.await,
+            listings::Answer::Coming(coming) => coming,
+        };
+        match future::select(coming, std::pin::pin!(ask)).await {
+            Either::Left((_, ask)) => match listings.answer(Instant::now(), key) {
+                listings::Answer::Absent => absent(),
+                listings::Answer::Unknown | listings::Answer::Coming(_) => ask.await,
+            },
+            Either::Right((answer, _)) => answer,
+        }
+    }
+
+    /// Notes a look at an object, and lists its directory if more are to come.
+    fn note_look(&self, bucket: &str, key: &str, took: Option<Duration>) {
+        let Some(listings) = &self.listings else { return };
+        if let Some(directory) = listings.looked(Instant::now(), key, took) {
+            let names = listings::list(self.inner.clone(), bucket, directory);
+            listings.keep(Instant::now(), directory, names.clone());
+            // This sends the request; whoever needs the answer will wait for it.
+            let _ = names.now_or_never();
+        }
+    }
+
+    fn note_there(&self, key: &str) {
+        if let Some(listings) = &self.listings {
+            listings.note_there(key);
+        }
+    }
+
+    async fn look_at_object(
+        &self,
+        bucket: &str,
+        key: &str,
+        params: &HeadObjectParams,
+    ) -> Answer<HeadObjectResult, HeadObjectError, C> {
+        let head = self.inner.head_object(bucket, key, params);
+        if !self.ahead.expects_read(key) {
+            return head.await;
+        }
+        let fetch = ahead::fetch(self.inner.clone(), bucket, key, &self.buffers);
+        let (found, fetch) = match future::select(head, fetch).await {
+            Either::Left((found, fetch)) => (found, fetch),
+            Either::Right((content, head)) => (head.await, future::ready(content).boxed()),
+        };
+        match &found {
+            Ok(object) if ahead::is_small(object.size) => {
+                self.ahead.keep(Instant::now(), key, object.etag.as_str(), object.size, fetch);
+            }
+            Ok(_) | Err(_) => self.ahead.note_waste(Instant::now(), key),
+        }
+        found
+    }
 }
 
 type Answer<T, E, C> = ObjectClientResult<T, E, <C as ObjectClient>::ClientError>;
@@ -81,7 +148,10 @@ where
         destination_key: &str,
         params: &CopyObjectParams,
     ) -> Answer<CopyObjectResult, CopyObjectError, C> {
-        self.inner.copy_object(source_bucket, source_key, destination_bucket, destination_key, params).await
+        let copied =
+            self.inner.copy_object(source_bucket, source_key, destination_bucket, destination_key, params).await;
+        self.note_there(destination_key);
+        copied
     }
 
     async fn get_object(
@@ -101,7 +171,17 @@ where
         max_keys: usize,
         prefix: &str,
     ) -> Answer<ListObjectsResult, ListObjectsError, C> {
-        self.inner.list_objects(bucket, continuation_token, delimiter, max_keys, prefix).await
+        let ask = self.inner.list_objects(bucket, continuation_token, delimiter, max_keys, prefix);
+        // This is how the file system looks for a directory.
+        let is_look = max_keys == 1 && continuation_token.is_none() && delimiter == "/" && prefix.ends_with('/');
+        if is_look {
+            return self.unless_absent(prefix, || Ok(values::nothing_listed()), ask).await;
+        }
+        let page = ask.await;
+        if let Some(listings) = &self.listings {
+            listings.forget(prefix);
+        }
+        page
     }
 
     async fn head_object(
@@ -110,21 +190,19 @@ where
         key: &str,
         params: &HeadObjectParams,
     ) -> Answer<HeadObjectResult, HeadObjectError, C> {
-        let head = self.inner.head_object(bucket, key, params);
-        if !self.ahead.expects_read(key) {
-            return head.await;
-        }
-        let fetch = ahead::fetch(self.inner.clone(), bucket, key, &self.buffers);
-        let (found, fetch) = match future::select(head, fetch).await {
-            Either::Left((found, fetch)) => (found, fetch),
-            Either::Right((content, head)) => (head.await, future::ready(content).boxed()),
+        let absent = || Err(ObjectClientError::ServiceError(HeadObjectError::NotFound));
+        let mut took = None;
+        let ask = async {
+            let start = Instant::now();
+            let found = self.look_at_object(bucket, key, params).await;
+            took = Some(start.elapsed());
+            found
         };
-        match &found {
-            Ok(object) if ahead::is_small(object.size) => {
-                self.ahead.keep(Instant::now(), key, object.etag.as_str(), object.size, fetch);
-            }
-            Ok(_) | Err(_) => self.ahead.note_waste(Instant::now(), key),
+        let found = self.unless_absent(key, absent, ask).await;
+        if found.is_ok() {
+            self.note_there(key);
         }
+        self.note_look(bucket, key, took);
         found
     }
 
@@ -134,7 +212,7 @@ where
         key: &str,
         params: &PutObjectParams,
     ) -> Answer<Self::PutObjectRequest, PutObjectError, C> {
-        Ok(Upload::new(self.inner.clone(), bucket, key, params.clone(), &self.buffers))
+        Ok(Upload::new(self, bucket, key, params.clone()))
     }
 
     async fn put_object_single(
@@ -144,7 +222,9 @@ where
         params: &PutObjectSingleParams,
         contents: impl AsRef<[u8]> + Send + 'static,
     ) -> Answer<PutObjectResult, PutObjectError, C> {
-        self.inner.put_object_single(bucket, key, params, contents).await
+        let put = self.inner.put_object_single(bucket, key, params, contents).await;
+        self.note_there(key);
+        put
     }
 
     async fn get_object_attributes(
@@ -165,13 +245,15 @@ where
         destination_key: &str,
         params: &RenameObjectParams,
     ) -> Answer<RenameObjectResult, RenameObjectError, C> {
-        match &*self.moves {
+        let renamed = match &*self.moves {
             Moves::Native => self.inner.rename_object(bucket, source_key, destination_key, params).await,
-            Moves::Copy(copy) => {
-                copy.move_object(&self.inner, bucket, source_key, destination_key, params).await?;
-                Ok(moved::result())
-            }
+            Moves::Copy(copy) => copy
+                .move_object(&self.inner, bucket, source_key, destination_key, params)
+                .await
+                .map(|()| values::moved()),
             Moves::Refused => Err(ObjectClientError::ServiceError(RenameObjectError::NotImplementedError)),
-        }
+        };
+        self.note_there(destination_key);
+        renamed
     }
 }

@@ -20,7 +20,7 @@ use mountpoint_s3_fs::s3::{S3Path, S3Personality};
 use mountpoint_s3_fs::{Runtime, S3Filesystem, S3FilesystemConfig, ServerSideEncryption, Superblock, SuperblockConfig};
 
 use crate::cli::{Arguments, BucketType, Environment, RenameMode, UploadChecksums};
-use crate::client::{Ahead, MemoryBudget, Moves, StoreClient};
+use crate::client::{Ahead, LISTING_BELIEVED, Listings, MemoryBudget, Moves, StoreClient};
 use crate::connect::{self, ConnectError, Trial};
 use crate::front::{AfterMove, Commits, Front, Habits, Observed, Requests};
 use crate::session::{
@@ -132,6 +132,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         moves: Arc::new(moves),
         buffers: MemoryBudget::within_target(connected.memory_target),
         ahead: Arc::clone(&ahead),
+        listings: listings(arguments),
     };
 
     let cache_directory = cache_directory(arguments, environment, turn)?;
@@ -225,7 +226,25 @@ fn moves(mode: RenameMode, personality: S3Personality) -> Moves {
 /// library asks the server both times: a third of the time it takes to read or create a small file at a real distance.
 /// A moment is what the kernel believes attributes for anyway (100 ms). `--metadata-ttl minimal` asks each time.
 fn just_looked_at() -> CacheConfig {
-    CacheConfig { serve_lookup_from_cache: true, use_negative_cache: true, ..CacheConfig::new(TimeToLive::Minimal) }
+    let usual = CacheConfig::new(TimeToLive::Minimal);
+    CacheConfig {
+        serve_lookup_from_cache: true,
+        use_negative_cache: true,
+        // What a listing says is not there was true when that was asked for.
+        negative_cache_ttl: usual.file_ttl.saturating_sub(LISTING_BELIEVED),
+        ..usual
+    }
+}
+
+/// Whoever wants every look to ask the server gets no answers from listings either.
+fn listings(arguments: &Arguments) -> Option<Arc<Listings>> {
+    let asks_each_time = |it: TimeToLive| match it {
+        TimeToLive::Minimal => true,
+        TimeToLive::Duration(time) => time.is_zero(),
+        TimeToLive::Indefinite => false,
+    };
+    let wishes = [arguments.metadata_ttl, arguments.negative_metadata_ttl];
+    (!wishes.into_iter().flatten().any(asks_each_time)).then(Arc::default)
 }
 
 fn file_system_config(arguments: &Arguments, personality: S3Personality) -> S3FilesystemConfig {

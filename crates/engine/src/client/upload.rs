@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use mountpoint_s3_client::checksums::{crc32c, crc64nvme};
@@ -15,13 +16,15 @@ use mountpoint_s3_client::types::{
 };
 use mountpoint_s3_client::{ObjectClient, PutObjectRequest};
 
-use super::budget::{Buffer, MemoryBudget};
+use super::budget::Buffer;
+use super::{Listings, StoreClient};
 
 /// S3's smallest part. A longer file may need a second part, and then multipart is the way; a shorter one never does.
 pub const SMALL_FILE: usize = 5 << 20;
 
 pub struct Upload<C: ObjectClient> {
     client: C,
+    listings: Option<Arc<Listings>>,
     bucket: String,
     key: String,
     params: PutObjectParams,
@@ -34,13 +37,17 @@ enum Progress<R> {
 }
 
 impl<C: ObjectClient> Upload<C> {
-    pub fn new(client: C, bucket: &str, key: &str, params: PutObjectParams, budget: &Arc<MemoryBudget>) -> Self {
+    pub fn new(store: &StoreClient<C>, bucket: &str, key: &str, params: PutObjectParams) -> Self
+    where
+        C: Clone,
+    {
         Self {
-            client,
+            client: store.inner.clone(),
+            listings: store.listings.clone(),
             bucket: bucket.to_owned(),
             key: key.to_owned(),
             params,
-            progress: Progress::Small(Buffer::new(budget)),
+            progress: Progress::Small(Buffer::new(&store.buffers)),
         }
     }
 }
@@ -87,6 +94,8 @@ where
         self,
         review_callback: impl FnOnce(UploadReview) -> UploadReviewOutcome + Send + 'static,
     ) -> Answer<PutObjectResult, C> {
+        // Noted when this ends, however it ends: an upload that failed for us may have succeeded for the server.
+        let _stored = Stored { listings: self.listings, key: self.key.clone() };
         let buffer = match self.progress {
             Progress::Multipart(request) => return request.review_and_complete(review_callback).await,
             Progress::Small(buffer) => buffer,
@@ -99,6 +108,20 @@ where
         }
         let params = single(self.params, checksum);
         self.client.put_object_single(&self.bucket, &self.key, &params, buffer).await
+    }
+}
+
+/// Dropping it notes that the object is there.
+struct Stored {
+    listings: Option<Arc<Listings>>,
+    key: String,
+}
+
+impl Drop for Stored {
+    fn drop(&mut self) {
+        if let Some(listings) = &self.listings {
+            listings.stored(Instant::now(), &self.key);
+        }
     }
 }
 

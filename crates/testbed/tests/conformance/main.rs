@@ -8,6 +8,7 @@ mod access;
 mod content;
 mod errors;
 mod faults;
+mod looks;
 mod modes;
 mod moves;
 mod names;
