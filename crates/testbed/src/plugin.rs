@@ -89,7 +89,7 @@ impl<'a> Plugin<'a> {
     }
 
     pub fn strategy(&self) -> Strategy {
-        self.strategy
+        self.strategy.clone()
     }
 
     /// A program and its arguments that runs the node plugin from its next start on: the way into a container.
