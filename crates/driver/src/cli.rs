@@ -3,6 +3,7 @@
 mod controller;
 mod crd;
 mod kubernetes;
+mod provisioning;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
@@ -46,7 +47,7 @@ enum Command {
     #[command(after_help = NODE_EXAMPLE)]
     Node(Box<NodeArgs>),
 
-    /// Strategy pod: give each workload a Mountpoint Pod. One or more run per cluster.
+    /// Give each workload a Mountpoint Pod (strategy pod), and make volumes on demand. One or more run per cluster.
     #[command(after_help = controller::EXAMPLE)]
     Controller(Box<controller::ControllerArgs>),
 
