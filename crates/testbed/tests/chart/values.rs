@@ -9,12 +9,17 @@ use crate::chart::{self, Setting, directory, helm, read, render, render_text, te
 use crate::schema::Schema;
 
 /// What must be set before these values can have a meaning.
-const PREREQUISITES: [(&str, &str, &str); 7] = [
+const PREREQUISITES: [(&str, &str, &str); 12] = [
     ("mounter.", "strategy", "daemon"),
     ("systemd.", "strategy", "systemd"),
     ("initContainer.", "strategy", "systemd"),
     ("metrics.serviceMonitor.interval", "metrics.serviceMonitor.enabled", "true"),
     ("metrics.serviceMonitor.labels", "metrics.serviceMonitor.enabled", "true"),
+    ("sidecars.csiProvisioner.image", "sidecars.csiProvisioner.enabled", "true"),
+    ("sidecars.csiProvisioner.timeout", "sidecars.csiProvisioner.enabled", "true"),
+    ("sidecars.csiProvisioner.logLevel", "sidecars.csiProvisioner.enabled", "true"),
+    ("sidecars.csiProvisioner.secretNamespaces", "sidecars.csiProvisioner.enabled", "true"),
+    ("sidecars.csiProvisioner.resources", "sidecars.csiProvisioner.enabled", "true"),
     ("networkPolicy.egress", "networkPolicy.enabled", "true"),
     ("tls.caCertData", "tls.caCertConfigMap", "private-ca"),
 ];
@@ -116,6 +121,7 @@ fn wrong_texts_are_refused() {
     check("mounter.limit", json!(0));
     check("systemd.memoryLimit", json!("much"));
     check("driverName", json!("Not A Name"));
+    check("sidecars.csiProvisioner.timeout", json!("soon"));
     check("mountpointPod.namespace", json!("Not A Name"));
 }
 
