@@ -5,5 +5,6 @@ mod control_plane;
 mod daemon;
 mod image;
 mod life;
+mod provisioning;
 mod volumes;
 mod world;
