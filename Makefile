@@ -32,6 +32,7 @@ CLUSTER_TESTS := cluster
 # They mostly wait for Pods, all in one cluster.
 CLUSTER_TEST_THREADS := 6
 CHART_TESTS := chart
+PROVISION_TESTS := provision
 POD_TESTS := pod
 ARCHITECTURE_TESTS := architecture
 tests = $(addprefix --test ,$(1))
@@ -53,13 +54,13 @@ demo: setup build ## Tour of the product on this machine, no cluster needed (ARG
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed demo $(ARGS)
 
 test: ## Everything CI runs, with a table of stage times at the end
-	@scripts/suite.sh setup format tools kube build test-architecture test-unit test-node test-pod test-systemd test-sanity test-engine test-controller test-chart test-cluster test-logs test-leftovers lint
+	@scripts/suite.sh setup format tools kube build test-architecture test-unit test-node test-pod test-systemd test-sanity test-engine test-controller test-provision test-chart test-cluster test-logs test-leftovers lint
 
 ##@ Build
 setup: ## Install the Debian packages that are missing
 	@scripts/setup.sh
 
-tools: ## Build the pinned Go programs that tests run against (versitygw, csi-sanity, helm)
+tools: ## Build the pinned Go programs that tests run against (versitygw, csi-sanity, helm, csi-provisioner)
 	@scripts/tools.sh
 
 kube: ## Build the Kubernetes that tests and `make cluster` run, once (eight minutes on two cores)
@@ -102,6 +103,9 @@ test-cluster: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The image, and the drive
 
 test-controller: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The controller of strategy pod beside a real API server
 	$(CARGO_TEST) $(call tests,$(CONTROLLER_TESTS))
+
+test-provision: $(BUILT) $(if $(IN_SUITE),,tools) ## Volumes on demand against two S3 servers; needs root
+	$(call isolated_tests,$(PROVISION_TESTS))
 
 test-pod: $(BUILT) $(if $(IN_SUITE),,tools kube) ## Strategy pod on one node, beside a real API server; needs root
 	$(call isolated_tests,$(POD_TESTS))

@@ -91,13 +91,23 @@ imagePullSecrets:
 {{- else if .Values.openshift.enabled }}true{{ end -}}
 {{- end -}}
 
+{{- /* "true" where volumes are made on demand, otherwise nothing. Values of an older chart may lack the question. */ -}}
+{{- define "s3csi.provisions" -}}
+{{- if dig "csiProvisioner" "enabled" false (default dict .Values.sidecars) }}true{{ end -}}
+{{- end -}}
+
+{{- /* "true" where there is work for the controller, otherwise nothing. */ -}}
+{{- define "s3csi.hasController" -}}
+{{- if or (eq (toString .Values.strategy) "pod") (include "s3csi.provisions" .) }}true{{ end -}}
+{{- end -}}
+
 {{- /* What cannot work together is said here, in one sentence each, and not by a Pod that never starts. Every template begins with it, for Helm
        takes them in any order. */ -}}
 {{- define "s3csi.check" -}}
 {{- if not (hasKey .Values "strategy") -}}
 {{- fail "the values are those of another chart, without the defaults of this one: use --reset-then-reuse-values in place of --reuse-values" -}}
 {{- end -}}
-{{- if and (eq .Values.strategy "systemd") .Values.tls.caCertConfigMap -}}
+{{- if and (eq .Values.strategy "systemd") .Values.tls.caCertConfigMap (not (include "s3csi.provisions" .)) -}}
 {{- fail "tls.caCertConfigMap is of no use with strategy systemd, where engines trust whom the node trusts: install the certificate on the nodes" -}}
 {{- end -}}
 {{- if and .Values.tls.caCertData (not .Values.tls.caCertConfigMap) -}}

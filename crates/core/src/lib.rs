@@ -9,6 +9,7 @@ pub mod attachment;
 pub mod bucket;
 pub mod chain;
 pub mod credentials;
+pub mod endpoint;
 pub mod engine_words;
 pub mod environment;
 pub mod identifiers;
@@ -16,6 +17,8 @@ pub mod limits;
 pub mod mountpoint_pod;
 pub mod names;
 pub mod policy;
+pub mod prefix;
+pub mod provision;
 pub mod publish;
 pub mod quantity;
 pub mod secret;
@@ -27,9 +30,11 @@ pub use arguments::{Arguments, InvalidArgument};
 pub use bucket::{BucketName, InvalidBucketName};
 pub use chain::Chain;
 pub use credentials::{InvalidKeys, Keys, PROFILE, ProfileFiles};
+pub use endpoint::{EndpointUrl, InvalidEndpointUrl};
 pub use environment::{DriverSettings, ProfilePaths, engine_environment};
 pub use identifiers::{InvalidIdentifier, PvName, VolumeId, WorkloadUid};
 pub use names::mountpoint_pod_name;
+pub use prefix::{InvalidPrefix, Prefix};
 pub use publish::{
     Access, AccessMode, AccessType, AuthenticationSource, Identity, InvalidPublish, Publish, RawCapability, RawPublish,
     UnusableSecret,

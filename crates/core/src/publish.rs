@@ -7,7 +7,9 @@ use std::fmt;
 use crate::arguments::{Arguments, InvalidArgument};
 use crate::bucket::{BucketName, InvalidBucketName};
 use crate::credentials::{InvalidKeys, Keys};
+use crate::endpoint::{EndpointUrl, InvalidEndpointUrl};
 use crate::identifiers::VolumeId;
+use crate::prefix::{InvalidPrefix, Prefix};
 use crate::secret::Secret;
 use crate::sharing::SharingKey;
 use crate::target::{InvalidTargetPath, TargetPath};
@@ -16,6 +18,10 @@ use crate::target::{InvalidTargetPath, TargetPath};
 pub mod context {
     pub const BUCKET_NAME: &str = "bucketName";
     pub const AUTHENTICATION_SOURCE: &str = "authenticationSource";
+    /// The part of the bucket that the volume shows.
+    pub const PREFIX: &str = "prefix";
+    /// Another store than the driver's; only with keys of its own.
+    pub const ENDPOINT_URL: &str = "endpointUrl";
     pub const POD_NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
     pub const SERVICE_ACCOUNT_NAME: &str = "csi.storage.k8s.io/serviceAccount.name";
 }
@@ -62,6 +68,10 @@ pub enum AccessType<'a> {
 pub struct Publish {
     pub volume_id: VolumeId,
     pub bucket: BucketName,
+    /// Also among the arguments.
+    pub prefix: Option<Prefix>,
+    /// `None`: the driver's own.
+    pub endpoint: Option<EndpointUrl>,
     pub target: TargetPath,
     pub workload_namespace: Option<String>,
     pub service_account: Option<String>,
@@ -146,6 +156,27 @@ pub enum InvalidPublish {
     )]
     OwnedByRoot { option: &'static str },
 
+    #[error("prefix not usable: correct spec.csi.volumeAttributes.prefix of the PersistentVolume")]
+    Prefix {
+        #[source]
+        cause: InvalidPrefix,
+    },
+
+    #[error("mount option prefix and volume attribute prefix exclude each other; remove one of them")]
+    PrefixTwice,
+
+    #[error("endpointUrl not usable: correct spec.csi.volumeAttributes.endpointUrl of the PersistentVolume")]
+    Endpoint {
+        #[source]
+        cause: InvalidEndpointUrl,
+    },
+
+    #[error(
+        "endpointUrl is only for volumes with keys of their own: set authenticationSource: secret, so that the driver's \
+         are never sent elsewhere"
+    )]
+    EndpointWithoutSecret,
+
     #[error("fsGroup {value:?} is not a number: correct securityContext.fsGroup of the Pod")]
     FsGroup { value: String },
 
@@ -201,12 +232,19 @@ impl Publish {
         let volume_access = mode_access.and(take_read_only(&mut arguments)?);
         let access = volume_access.and(if *readonly { Access::ReadOnly } else { Access::ReadWrite });
         let fs_group = parse_fs_group(fs_group)?;
+        let prefix = parse_prefix(attribute(context::PREFIX), &arguments)?;
+        if let Some(prefix) = &prefix {
+            arguments.set("--prefix", Some(prefix.as_str()));
+        }
         add_defaults(&mut arguments, fs_group);
         let identity = parse_identity(attribute(context::AUTHENTICATION_SOURCE), secrets)?;
+        let endpoint = parse_endpoint(attribute(context::ENDPOINT_URL), identity.source())?;
 
         Ok(Self {
             volume_id,
             bucket,
+            prefix,
+            endpoint,
             target,
             workload_namespace: attribute(context::POD_NAMESPACE).map(str::to_owned),
             service_account: attribute(context::SERVICE_ACCOUNT_NAME).map(str::to_owned),
@@ -225,6 +263,8 @@ impl Publish {
             persistent_volume: self.target.volume().as_str().to_owned(),
             volume_id: self.volume_id.as_str().to_owned(),
             bucket: self.bucket.as_str().to_owned(),
+            prefix: self.prefix.clone(),
+            endpoint: self.endpoint.clone(),
             mount_options: self.arguments.normalised().join("\n"),
             fs_group: self.fs_group.clone(),
             authentication_source: self.identity.source(),
@@ -308,6 +348,30 @@ pub(crate) fn refuse_root_as_owner(arguments: &Arguments) -> Result<(), InvalidP
         }
     }
     Ok(())
+}
+
+pub(crate) fn parse_prefix(text: Option<&str>, arguments: &Arguments) -> Result<Option<Prefix>, InvalidPublish> {
+    let Some(text) = text else {
+        return Ok(None);
+    };
+    if arguments.has("--prefix") {
+        return Err(InvalidPublish::PrefixTwice);
+    }
+    text.parse().map(Some).map_err(|cause| InvalidPublish::Prefix { cause })
+}
+
+pub(crate) fn parse_endpoint(
+    text: Option<&str>,
+    source: AuthenticationSource,
+) -> Result<Option<EndpointUrl>, InvalidPublish> {
+    let Some(text) = text else {
+        return Ok(None);
+    };
+    let endpoint = text.parse().map_err(|cause| InvalidPublish::Endpoint { cause })?;
+    match source {
+        AuthenticationSource::Secret => Ok(Some(endpoint)),
+        AuthenticationSource::Driver => Err(InvalidPublish::EndpointWithoutSecret),
+    }
 }
 
 fn parse_fs_group(text: &str) -> Result<Option<u32>, InvalidPublish> {

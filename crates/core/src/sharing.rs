@@ -1,6 +1,8 @@
 //! When two workloads may be served by one source: exactly when their sharing keys are equal.
 
+use crate::endpoint::EndpointUrl;
 use crate::names::hex_sha224;
+use crate::prefix::Prefix;
 use crate::publish::{Access, AuthenticationSource};
 
 /// Everything that must be equal for two workloads to share one source.
@@ -14,6 +16,10 @@ pub struct SharingKey {
     pub volume_id: String,
     /// A PV that was deleted and made anew under its old name and handle may point to another bucket.
     pub bucket: String,
+    /// Likewise to another part of it.
+    pub prefix: Option<Prefix>,
+    /// Likewise to another store.
+    pub endpoint: Option<EndpointUrl>,
     /// Normalised: one option per line, sorted, under long names.
     pub mount_options: String,
     pub fs_group: Option<String>,
@@ -35,6 +41,8 @@ impl SharingKey {
             persistent_volume,
             volume_id,
             bucket,
+            prefix,
+            endpoint,
             mount_options,
             fs_group,
             authentication_source,
@@ -51,6 +59,8 @@ impl SharingKey {
             ("persistent volume", Some(persistent_volume)),
             ("volume id", Some(volume_id)),
             ("bucket", Some(bucket)),
+            ("prefix", prefix.as_ref().map(Prefix::as_str)),
+            ("endpoint", endpoint.as_ref().map(EndpointUrl::as_str)),
             ("mount options", Some(mount_options)),
             ("fs group", fs_group.as_deref()),
             ("authentication source", Some(authentication_source.as_str())),
@@ -75,6 +85,8 @@ mod tests {
             persistent_volume: "pv".to_owned(),
             volume_id: "handle".to_owned(),
             bucket: "bucket".to_owned(),
+            prefix: None,
+            endpoint: None,
             mount_options: "--allow-root\n--force-path-style".to_owned(),
             fs_group: None,
             authentication_source: AuthenticationSource::Driver,
@@ -93,6 +105,8 @@ mod tests {
             SharingKey { persistent_volume: text("other"), ..key() },
             SharingKey { volume_id: text("other"), ..key() },
             SharingKey { bucket: text("other"), ..key() },
+            SharingKey { prefix: Some("a/".parse().unwrap()), ..key() },
+            SharingKey { endpoint: Some("http://s3".parse().unwrap()), ..key() },
             SharingKey { mount_options: text("--allow-root"), ..key() },
             SharingKey { fs_group: Some(text("1000")), ..key() },
             SharingKey { fs_group: Some(text("")), ..key() },

@@ -4,6 +4,7 @@ mod around;
 mod controller;
 mod crd;
 mod kubernetes;
+mod provisioning;
 
 use std::ffi::OsString;
 use std::io::{self, IsTerminal as _};
@@ -50,7 +51,7 @@ enum Command {
     #[command(after_help = NODE_EXAMPLE)]
     Node(Box<NodeArgs>),
 
-    /// Strategy pod: give each workload a Mountpoint Pod. One or more run per cluster.
+    /// Give each workload a Mountpoint Pod (strategy pod), and make volumes on demand. One or more run per cluster.
     #[command(after_help = controller::EXAMPLE)]
     Controller(Box<controller::ControllerArgs>),
 

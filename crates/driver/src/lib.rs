@@ -11,5 +11,6 @@ pub mod host;
 pub mod install;
 pub mod metrics;
 pub mod node;
+pub mod provision;
 pub mod steps;
 pub mod systemd;

@@ -161,7 +161,8 @@ impl Kubelet {
     }
 }
 
-fn channel(socket: &Path) -> Channel {
+/// A connection that is made when it is needed, to whatever listens there by then.
+pub fn channel(socket: &Path) -> Channel {
     let socket = socket.to_owned();
     // The URI is never resolved: the connector always takes the Unix socket.
     Endpoint::from_static("http://csi.sock").connect_with_connector_lazy(tower::service_fn(move |_| {

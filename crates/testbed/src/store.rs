@@ -29,6 +29,9 @@ pub trait Store: Send + Sync {
 
     fn object(&self, bucket: &str, key: &str) -> Option<Bytes>;
 
+    /// All buckets by name, and the access keys of their owners.
+    fn buckets(&self) -> Vec<(String, String)>;
+
     /// All keys of a bucket, sorted. A bucket that does not exist has none.
     fn keys(&self, bucket: &str) -> Vec<String>;
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use md5::{Digest as _, Md5};
-use rustix::fs::{XattrFlags, setxattr};
+use rustix::fs::{XattrFlags, getxattr, setxattr};
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc64Nvme};
 
@@ -37,6 +37,13 @@ pub struct Versitygw {
     port: u16,
     root: Account,
     authority: Option<String>,
+}
+
+/// Whether buckets may keep versions of their objects, for those who ask for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Versioning {
+    Available,
+    Unavailable,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +75,10 @@ pub enum StartError {
 
 impl Versitygw {
     pub fn start(fixture: &Fixture, transport: Transport) -> Result<Self, StartError> {
+        Self::start_with(fixture, transport, Versioning::Unavailable)
+    }
+
+    pub fn start_with(fixture: &Fixture, transport: Transport, versioning: Versioning) -> Result<Self, StartError> {
         let program = tool("versitygw").map_err(|cause| StartError::Missing { cause })?;
         let directory = |name: &str| {
             let path = fixture.path("versitygw").join(name);
@@ -79,6 +90,10 @@ impl Versitygw {
             Transport::Plain => (None, None),
             Transport::Tls => certificates(&directory("tls")?)?,
         };
+        let versions = match versioning {
+            Versioning::Unavailable => None,
+            Versioning::Available => Some(directory("versions")?),
+        };
         let root = Account::named("root");
         for _ in 0..ATTEMPTS {
             let port = free_port().map_err(|cause| StartError::Prepare { path: "127.0.0.1".into(), cause })?;
@@ -89,7 +104,11 @@ impl Versitygw {
             if let Some((certificate, key)) = &certificate {
                 command.arg("--cert").arg(certificate).arg("--key").arg(key);
             }
-            command.arg("posix").arg(&data);
+            command.arg("posix");
+            if let Some(versions) = &versions {
+                command.arg("--versioning-dir").arg(versions);
+            }
+            command.arg(&data);
             command.env("ROOT_ACCESS_KEY", &root.access_key).env("ROOT_SECRET_KEY", &root.secret_key);
             let process = fixture.start("versitygw", &mut command).map_err(|cause| StartError::Run { cause })?;
             let deadline = Instant::now() + READY_DEADLINE;
@@ -151,7 +170,8 @@ impl Store for Versitygw {
 
     fn add_account(&self, account: &Account) -> Result<(), StoreError> {
         let Account { access_key, secret_key } = account;
-        self.administer(&["create-user", "--access", access_key, "--secret", secret_key, "--role", "user"])
+        // The plus is the right to make buckets.
+        self.administer(&["create-user", "--access", access_key, "--secret", secret_key, "--role", "userplus"])
     }
 
     fn create_bucket(&self, name: &str, owner: &Account) -> Result<(), StoreError> {
@@ -169,6 +189,22 @@ impl Store for Versitygw {
 
     fn object(&self, bucket: &str, key: &str) -> Option<Bytes> {
         fs::read(self.data.join(bucket).join(key)).ok().map(Bytes::from)
+    }
+
+    fn buckets(&self) -> Vec<(String, String)> {
+        let mut buckets = Vec::new();
+        for entry in fs::read_dir(&self.data).into_iter().flatten().flatten() {
+            let mut list = vec![0; 4096];
+            // What has none is no bucket but versitygw's own.
+            let Ok(length) = getxattr(entry.path(), "user.acl", list.as_mut_slice()) else {
+                continue;
+            };
+            let list: serde_json::Value = serde_json::from_slice(&list[..length]).unwrap_or_default();
+            let owner = list["Owner"].as_str().unwrap_or_default().to_owned();
+            buckets.push((entry.file_name().to_string_lossy().into_owned(), owner));
+        }
+        buckets.sort();
+        buckets
     }
 
     fn keys(&self, bucket: &str) -> Vec<String> {

@@ -8,7 +8,8 @@ use crate::bucket::BucketName;
 use crate::identifiers::{PvName, VolumeId, WorkloadUid};
 use crate::policy::{self, PolicyError};
 use crate::publish::{
-    AccessMode, AuthenticationSource, InvalidPublish, context, parse_access_mode, refuse_root_as_owner, take_read_only,
+    AccessMode, AuthenticationSource, InvalidPublish, context, parse_access_mode, parse_endpoint, parse_prefix,
+    refuse_root_as_owner, take_read_only,
 };
 use crate::sharing::SharingKey;
 
@@ -169,7 +170,9 @@ impl Volume {
         refuse_root_as_owner(&arguments).map_err(publish)?;
         let option_access = take_read_only(&mut arguments.clone()).map_err(publish)?;
         policy::apply(arguments.clone(), "").map_err(|cause| Refused::MountOptions { cause })?;
+        let prefix = parse_prefix(attribute(context::PREFIX), &arguments).map_err(publish)?;
         let authentication_source = parse_source(attribute(context::AUTHENTICATION_SOURCE)).map_err(publish)?;
+        let endpoint = parse_endpoint(attribute(context::ENDPOINT_URL), authentication_source).map_err(publish)?;
         let fs_group = parse_fs_group(workload.fs_group).map_err(publish)?;
         if let Some(problem) = &self.pod_problem {
             return Err(Refused::MountpointPod { problem: problem.clone() });
@@ -180,6 +183,8 @@ impl Volume {
             persistent_volume: self.name.as_str().to_owned(),
             volume_id: volume_id.as_str().to_owned(),
             bucket: bucket.as_str().to_owned(),
+            prefix,
+            endpoint,
             mount_options: arguments.normalised().join("\n"),
             fs_group,
             authentication_source,

@@ -194,6 +194,37 @@ fn a_volume_is_read_only_by_mode_or_option_and_a_workload_also_by_request() {
 }
 
 #[test]
+fn a_prefix_of_the_volume_becomes_an_option() {
+    check_arguments(&Given::attribute("prefix", "team/a"), &["--allow-root", "--force-path-style", "--prefix=team/a/"]);
+    check_refused(
+        &Given { context: Given::attribute("prefix", "a").context, ..Given::flags(&["prefix=b/"]) },
+        "mount option prefix and volume attribute prefix exclude each other; remove one of them",
+    );
+    check_refused(
+        &Given::attribute("prefix", "a//b"),
+        "prefix not usable: correct spec.csi.volumeAttributes.prefix of the PersistentVolume: prefix \"a//b\" must not \
+         begin with a slash, have two slashes in a row or contain \".\" or \"..\"",
+    );
+}
+
+#[test]
+fn another_store_needs_other_keys() {
+    let mut given = Given::secret(&[("access_key_id", "a"), ("secret_access_key", "b")]);
+    given.context.insert("endpointUrl".to_owned(), "https://s3.example.com".to_owned());
+    assert_eq!(given.parse().unwrap().endpoint.unwrap().as_str(), "https://s3.example.com");
+    check_refused(
+        &Given::attribute("endpointUrl", "https://s3.example.com"),
+        "endpointUrl is only for volumes with keys of their own: set authenticationSource: secret, so that the driver's \
+         are never sent elsewhere",
+    );
+    check_refused(
+        &Given::attribute("endpointUrl", "s3.example.com"),
+        "endpointUrl not usable: correct spec.csi.volumeAttributes.endpointUrl of the PersistentVolume: endpointUrl \
+         \"s3.example.com\" must look like https://s3.example.com or http://s3.example.com:8000, without a path",
+    );
+}
+
+#[test]
 fn defaults_are_added_unless_the_user_chose() {
     check_arguments(&Given::fine(), &["--allow-root", "--force-path-style"]);
     check_arguments(&Given::flags(&["allow-other"]), &["--allow-other", "--force-path-style"]);
@@ -298,6 +329,7 @@ fn workloads_share_a_source_only_if_the_volume_and_its_keys_are_the_same() {
         Given::with(|it| it.volume_id = "handle-2".to_owned()),
         Given::with(|it| it.target_path = TARGET.replace("pv-1", "pv-2")),
         Given::attribute("bucketName", "bucket-2"),
+        Given::attribute("prefix", "a"),
         Given::flags(&["uid 1"]),
         Given::flags(&["read-only"]),
         Given::group("2000", &["gid 1"]),

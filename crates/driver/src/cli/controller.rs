@@ -2,26 +2,33 @@
 
 use std::net::SocketAddr;
 use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::kubernetes::KubernetesArgs;
-use super::{LogFormat, asked_to_stop, start_log};
+use super::provisioning::ProvisioningArgs;
+use super::{LogFormat, Strategy, asked_to_stop, start_log};
 use crate::controller::names::Names;
 use crate::controller::pod::PodSettings;
 use crate::controller::steps::{Step, Steps};
 use crate::controller::{self, Candidacy, Settings, Vitals};
-use crate::health;
+use crate::csi::provisioning::Provisioning;
 use crate::metrics::ControllerMetrics;
+use crate::{csi, health};
 
 pub const EXAMPLE: &str = "\
 Example, outside of a cluster:
-  s3csi controller --kubeconfig ~/.kube/config --mountpoint-image ghcr.io/example/s3csi:1.0.0 --leader-election off";
+  s3csi controller --kubeconfig ~/.kube/config --mountpoint-image ghcr.io/example/s3csi:1.0.0 --leader-election off
+
+Example, volumes on demand only, for the external-provisioner:
+  AWS_ENDPOINT_URL=http://s3.example.com:8000 s3csi controller --strategy daemon --csi-endpoint unix:/csi/csi.sock";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LeaderElection {
@@ -35,6 +42,14 @@ enum LeaderElection {
 pub struct ControllerArgs {
     #[command(flatten)]
     kubernetes: KubernetesArgs,
+
+    #[command(flatten)]
+    provisioning: ProvisioningArgs,
+
+    /// How engines are run on the nodes. Only strategy pod needs work in the cluster for that; with the others, this program
+    /// does nothing but what comes to its CSI socket.
+    #[arg(long, env = "MOUNTER_KIND", value_enum, default_value = "pod")]
+    strategy: Strategy,
 
     /// Name of the driver; labels, annotations and the API group of attachments derive from it.
     #[arg(long, env = "DRIVER_NAME", value_name = "NAME", default_value = "s3.csi.scality.com")]
@@ -118,6 +133,8 @@ impl ControllerArgs {
         // No `..`: a flag nobody uses does not compile.
         let Self {
             kubernetes,
+            provisioning,
+            strategy,
             driver_name,
             mountpoint_namespace,
             mountpoint_image,
@@ -139,10 +156,8 @@ impl ControllerArgs {
             stop_after,
         } = self;
         start_log(log_format, v);
-        anyhow::ensure!(
-            !mountpoint_image.is_empty(),
-            "the image of Mountpoint Pods is required: set MOUNTPOINT_IMAGE or --mountpoint-image"
-        );
+        let gives_pods = strategy == Strategy::Pod;
+        check_purpose(strategy, &provisioning, &mountpoint_image)?;
         let driver_version = env!("CARGO_PKG_VERSION").to_owned();
         let identity = set(identity).map_or_else(own_name, Ok)?;
 
@@ -152,66 +167,143 @@ impl ControllerArgs {
             .context("failed to start the async runtime")?;
         runtime.block_on(async {
             let metrics = Arc::new(ControllerMetrics::new());
-            let client = kubernetes.client(metrics.api()).await?;
-            let candidacy = match leader_election {
-                LeaderElection::Off => None,
-                LeaderElection::On => Some(Candidacy {
+            let stopping = Stopping::new(asked_to_stop()?);
+            let volumes = provisioning.server(&driver_name)?;
+            let socket = volumes.as_ref().map(|it| it.socket.clone());
+            let vitals = gives_pods.then(|| Arc::new(Vitals::new(metrics.clone())));
+            if let Some(address) = health_address {
+                serve_health(address, metrics.clone(), vitals.clone(), socket).await?;
+            }
+            let volumes = serve_volumes(volumes, stopping.asked());
+            let Some(vitals) = vitals else {
+                return volumes.await;
+            };
+            let pods = async {
+                let client = kubernetes.client(metrics.api()).await?;
+                let candidacy = (leader_election == LeaderElection::On).then(|| Candidacy {
                     namespace: set(lease_namespace).unwrap_or_else(|| client.default_namespace().to_owned()),
                     lease: lease_name,
                     identity: identity.clone(),
                     duration: Duration::from_secs(lease_duration.get()),
-                }),
-            };
-            let vitals = Arc::new(Vitals::new(metrics));
-            if let Some(address) = health_address {
-                let listener = TcpListener::bind(address)
-                    .await
-                    .with_context(|| format!("failed to listen on {address} for /healthz and /metrics"))?;
-                let address = listener.local_addr().unwrap_or(address);
-                tracing::info!(%address, "serving /healthz, /readyz and /metrics");
-                let (shown, asked) = (vitals.clone(), vitals.clone());
-                let show = move || {
-                    shown.measure(Instant::now());
-                    std::future::ready(shown.metrics().render())
+                });
+                let mut shutdown = std::pin::pin!(stopping.asked());
+                let platform = tokio::select! {
+                    platform = controller::platform(&client) => platform,
+                    () = &mut shutdown => return Ok(()),
                 };
-                let ask = move |question| std::future::ready(asked.check(question, Instant::now()));
-                tokio::spawn(health::serve(listener, show, ask));
-            }
-            let mut shutdown = std::pin::pin!(asked_to_stop()?);
-            let platform = tokio::select! {
-                platform = controller::platform(&client) => platform,
-                () = &mut shutdown => return Ok(()),
+                let settings = Settings {
+                    pods: PodSettings {
+                        names: Names::new(&driver_name),
+                        namespace: mountpoint_namespace,
+                        image: mountpoint_image,
+                        image_pull_policy: set(mountpoint_image_pull_policy),
+                        image_pull_secrets: mountpoint_image_pull_secrets
+                            .into_iter()
+                            .filter(|it| !it.is_empty())
+                            .collect(),
+                        command: mountpoint_container_command,
+                        priority_class: set(mountpoint_priority_class_name),
+                        mountpoint_version: set(mountpoint_version).unwrap_or_else(|| driver_version.clone()),
+                        driver_version,
+                        ca_config_map: set(tls_ca_cert_configmap),
+                        platform,
+                    },
+                    identity,
+                    candidacy,
+                    workers,
+                    steps: Steps::stop_after(stop_after),
+                };
+                tracing::info!(
+                    driver = driver_name,
+                    version = env!("CARGO_PKG_VERSION"),
+                    identity = settings.identity,
+                    "controller started"
+                );
+                controller::run(client, settings, vitals, shutdown).await;
+                tracing::info!("stopped");
+                Ok(())
             };
-            let settings = Settings {
-                pods: PodSettings {
-                    names: Names::new(&driver_name),
-                    namespace: mountpoint_namespace,
-                    image: mountpoint_image,
-                    image_pull_policy: set(mountpoint_image_pull_policy),
-                    image_pull_secrets: mountpoint_image_pull_secrets.into_iter().filter(|it| !it.is_empty()).collect(),
-                    command: mountpoint_container_command,
-                    priority_class: set(mountpoint_priority_class_name),
-                    mountpoint_version: set(mountpoint_version).unwrap_or_else(|| driver_version.clone()),
-                    driver_version,
-                    ca_config_map: set(tls_ca_cert_configmap),
-                    platform,
-                },
-                identity,
-                candidacy,
-                workers,
-                steps: Steps::stop_after(stop_after),
-            };
-            tracing::info!(
-                driver = driver_name,
-                version = env!("CARGO_PKG_VERSION"),
-                identity = settings.identity,
-                "controller started"
-            );
-            controller::run(client, settings, vitals, shutdown).await;
-            tracing::info!("stopped");
-            Ok(())
+            // Each serves on while the other has nothing to do, elected or not; what fails takes the other one along.
+            tokio::try_join!(pods, volumes).map(drop)
         })
     }
+}
+
+/// Without a purpose it would wait for ever and do nothing.
+fn check_purpose(strategy: Strategy, provisioning: &ProvisioningArgs, image: &str) -> anyhow::Result<()> {
+    let gives_pods = strategy == Strategy::Pod;
+    anyhow::ensure!(
+        gives_pods || provisioning.is_asked_for(),
+        "with another strategy than pod there is nothing to do but to serve requests for volumes: set --csi-endpoint"
+    );
+    anyhow::ensure!(
+        !gives_pods || !image.is_empty(),
+        "the image of Mountpoint Pods is required: set MOUNTPOINT_IMAGE or --mountpoint-image"
+    );
+    Ok(())
+}
+
+async fn serve_volumes(volumes: Option<Provisioning>, shutdown: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
+    match volumes {
+        Some(volumes) => volumes.run(shutdown).await,
+        None => Ok(()),
+    }
+}
+
+/// For everybody who must know when to stop.
+struct Stopping(watch::Receiver<bool>);
+
+impl Stopping {
+    fn new(asked: impl Future<Output = ()> + Send + 'static) -> Self {
+        let (told, stopping) = watch::channel(false);
+        tokio::spawn(async move {
+            asked.await;
+            told.send_replace(true);
+        });
+        Self(stopping)
+    }
+
+    fn asked(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut stopping = self.0.clone();
+        async move {
+            let _ = stopping.wait_for(|it| *it).await;
+        }
+    }
+}
+
+/// Healthy is whoever does all of its work: Mountpoint Pods, and answers at the CSI socket.
+async fn serve_health(
+    address: SocketAddr,
+    metrics: Arc<ControllerMetrics>,
+    vitals: Option<Arc<Vitals>>,
+    socket: Option<PathBuf>,
+) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(address)
+        .await
+        .with_context(|| format!("failed to listen on {address} for /healthz and /metrics"))?;
+    let address = listener.local_addr().unwrap_or(address);
+    tracing::info!(%address, "serving /healthz, /readyz and /metrics");
+    let measured = vitals.clone();
+    let show = move || {
+        if let Some(vitals) = &measured {
+            vitals.measure(Instant::now());
+        }
+        std::future::ready(metrics.render())
+    };
+    let ask = move |question| {
+        let (vitals, socket) = (vitals.clone(), socket.clone());
+        async move {
+            if let Some(vitals) = vitals {
+                vitals.check(question, Instant::now())?;
+            }
+            match socket {
+                Some(socket) => csi::health::probe(socket).await,
+                None => Ok(()),
+            }
+        }
+    };
+    tokio::spawn(health::serve(listener, show, ask));
+    Ok(())
 }
 
 /// Charts set variables to nothing where nobody said anything.

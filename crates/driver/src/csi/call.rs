@@ -39,10 +39,22 @@ pub async fn run<T: Send + 'static>(
     target: String,
     work: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<Response<T>, Status> {
+    let work = async {
+        let unexpected = || Status::internal(format!("{method} failed unexpectedly; the driver's log says more"));
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(unexpected()))
+    };
+    answer(method, volume, target, work).await
+}
+
+/// Waits for `work` and logs its outcome.
+pub async fn answer<T>(
+    method: &'static str,
+    volume: String,
+    target: String,
+    work: impl Future<Output = Result<T, Status>>,
+) -> Result<Response<T>, Status> {
     let start = Instant::now();
-    let outcome = tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|_| Err(Status::internal(format!("{method} failed unexpectedly; the driver's log says more"))));
+    let outcome = work.await;
     let seconds = start.elapsed().as_secs_f64();
     match &outcome {
         Ok(_) => tracing::info!(method, volume, target, seconds, "done"),

@@ -36,7 +36,8 @@ impl Figures {
     }
 }
 
-async fn probe(csi_socket: PathBuf) -> Result<(), String> {
+/// Nothing, or why the socket is of no use.
+pub async fn probe(csi_socket: PathBuf) -> Result<(), String> {
     let connect = tower::service_fn(move |_| {
         let csi_socket = csi_socket.clone();
         async move { UnixStream::connect(csi_socket).await.map(TokioIo::new) }

@@ -5,13 +5,22 @@ use std::collections::HashMap;
 use tonic::{Request, Response, Status};
 
 use super::proto::identity_server::Identity;
+use super::proto::plugin_capability::{Service, Type, service};
 use super::proto::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
-    ProbeRequest, ProbeResponse,
+    PluginCapability, ProbeRequest, ProbeResponse,
 };
 
 pub struct IdentityService {
     pub driver_name: String,
+    pub serves: Serves,
+}
+
+/// What else is on the same socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serves {
+    Node,
+    Controller,
 }
 
 #[tonic::async_trait]
@@ -27,12 +36,20 @@ impl Identity for IdentityService {
         }))
     }
 
-    /// The node serves volumes only; the Controller service is announced where it runs.
+    /// The Controller service is announced where it runs.
     async fn get_plugin_capabilities(
         &self,
         _: Request<GetPluginCapabilitiesRequest>,
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        Ok(Response::new(GetPluginCapabilitiesResponse { capabilities: Vec::new() }))
+        let services = match self.serves {
+            Serves::Node => Vec::new(),
+            Serves::Controller => vec![service::Type::ControllerService],
+        };
+        let capability =
+            |it: service::Type| PluginCapability { r#type: Some(Type::Service(Service { r#type: it.into() })) };
+        Ok(Response::new(GetPluginCapabilitiesResponse {
+            capabilities: services.into_iter().map(capability).collect(),
+        }))
     }
 
     async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {

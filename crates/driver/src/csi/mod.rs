@@ -1,9 +1,12 @@
 //! The gRPC front door: what kubelet and the sidecars talk to. The only room that names a gRPC code.
 
 pub mod call;
+pub mod controller;
 pub mod health;
 pub mod identity;
 pub mod node;
+mod provision_status;
+pub mod provisioning;
 pub mod registration;
 pub mod server;
 pub mod status;

@@ -134,11 +134,11 @@ impl Service for NodeService {
 }
 
 /// From here on no secret can be printed.
-fn guarded(secrets: HashMap<String, String>) -> BTreeMap<String, Secret<String>> {
+pub(super) fn guarded(secrets: HashMap<String, String>) -> BTreeMap<String, Secret<String>> {
     secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect()
 }
 
-fn capability(capability: &VolumeCapability) -> RawCapability<'_> {
+pub(super) fn capability(capability: &VolumeCapability) -> RawCapability<'_> {
     let access_mode = capability.access_mode.as_ref().map(|it| match it.mode() {
         Mode::MultiNodeMultiWriter => AccessMode::MultiNodeMultiWriter,
         Mode::MultiNodeReaderOnly => AccessMode::MultiNodeReaderOnly,

@@ -17,7 +17,7 @@ use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 
 use super::health::{self, Figures};
-use super::identity::IdentityService;
+use super::identity::{IdentityService, Serves};
 use super::node::NodeService;
 use super::proto::identity_server::IdentityServer;
 use super::proto::node_server::NodeServer;
@@ -26,13 +26,13 @@ use super::registration_proto::registration_server::RegistrationServer;
 use crate::node::Node;
 
 /// Calls in flight get this long to finish after we were asked to stop; Kubernetes kills a Pod after 30 s by default.
-const GRACE: Duration = Duration::from_secs(20);
+pub(super) const GRACE: Duration = Duration::from_secs(20);
 
 /// Connections that wait to be accepted: kubelet opens few.
 const BACKLOG: i32 = 128;
 
 /// The largest request we read; the driver we replace has the same bound.
-const MAX_REQUEST_BYTES: usize = 2 << 20;
+pub(super) const MAX_REQUEST_BYTES: usize = 2 << 20;
 
 pub struct Server {
     pub driver_name: String,
@@ -64,7 +64,10 @@ impl Server {
         let (stop, stopped) = watch::channel(());
         let serving = tokio::spawn(
             tonic::transport::Server::builder()
-                .add_service(IdentityServer::new(IdentityService { driver_name: driver_name.clone() }))
+                .add_service(IdentityServer::new(IdentityService {
+                    driver_name: driver_name.clone(),
+                    serves: Serves::Node,
+                }))
                 .add_service(
                     NodeServer::new(NodeService { node_id: node_id.clone(), node: node.clone(), metrics })
                         .max_decoding_message_size(MAX_REQUEST_BYTES),
@@ -143,7 +146,7 @@ impl FromStr for Endpoint {
 }
 
 /// Binds a socket that is never reachable for anybody but root, replacing one that a dead predecessor left.
-fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
+pub(super) fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
     let directory = path.parent().context("the socket has no directory")?;
     fs::create_dir_all(directory)
         .with_context(|| format!("failed to create the socket's directory {}", directory.display()))?;
@@ -169,7 +172,7 @@ fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
     open().with_context(|| format!("failed to listen on {}", path.display()))
 }
 
-fn remove_socket(path: &Path) {
+pub(super) fn remove_socket(path: &Path) {
     if let Err(error) = fs::remove_file(path)
         && error.kind() != io::ErrorKind::NotFound
     {

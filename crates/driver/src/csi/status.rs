@@ -47,6 +47,10 @@ fn of_invalid(invalid: &InvalidPublish) -> Code {
         | InvalidPublish::MountOptions { .. }
         | InvalidPublish::ReadOnlyWithValue { .. }
         | InvalidPublish::OwnedByRoot { .. }
+        | InvalidPublish::Prefix { .. }
+        | InvalidPublish::PrefixTwice
+        | InvalidPublish::Endpoint { .. }
+        | InvalidPublish::EndpointWithoutSecret
         | InvalidPublish::FsGroup { .. }
         | InvalidPublish::AuthenticationSource { .. } => Code::InvalidArgument,
     }

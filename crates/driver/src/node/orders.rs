@@ -54,11 +54,15 @@ impl Orders {
             let (option, reason) = (&removed.option, removed.reason);
             tracing::warn!(volume = %publish.volume_id, option, reason, "mount option not passed on");
         }
+        let mut settings = self.settings.clone();
+        if let Some(endpoint) = &publish.endpoint {
+            settings.endpoint_url = Some(endpoint.to_string());
+        }
         let (config, credentials) = credentials::paths(view);
         let profile = ProfilePaths { config: &config, credentials: &credentials };
         Ok(Order {
             arguments: applied.arguments.render(),
-            environment: engine_environment(&self.settings, profile, &applied.environment),
+            environment: engine_environment(&settings, profile, &applied.environment),
         })
     }
 }

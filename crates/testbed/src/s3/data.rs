@@ -21,12 +21,21 @@ pub(super) struct Bucket {
     /// The owner's access key; nobody else may touch the bucket.
     pub owner: String,
     pub created: SystemTime,
+    /// Where its maker wanted it.
+    pub location: Option<String>,
+    pub tags: BTreeMap<String, String>,
     pub objects: BTreeMap<String, Object>,
 }
 
 impl Bucket {
     pub fn new(owner: &str) -> Self {
-        Self { owner: owner.to_owned(), created: SystemTime::now(), objects: BTreeMap::new() }
+        Self {
+            owner: owner.to_owned(),
+            created: SystemTime::now(),
+            location: None,
+            tags: BTreeMap::new(),
+            objects: BTreeMap::new(),
+        }
     }
 }
 

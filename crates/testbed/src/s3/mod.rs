@@ -4,6 +4,7 @@
 //! handle is dropped. It holds everything in memory and is for tests, the demo and benchmarks only.
 
 mod access;
+mod buckets;
 mod data;
 mod faults;
 mod front;
@@ -50,6 +51,7 @@ pub struct Config {
     pub transport: Transport,
     pub copy: CopySupport,
     pub rename: RenameSupport,
+    pub tagging: TaggingSupport,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +81,14 @@ pub enum RenameSupport {
     Ignored,
 }
 
+/// What tags of buckets do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaggingSupport {
+    Supported,
+    /// 501.
+    Refused,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
@@ -88,6 +98,7 @@ impl Default for Config {
             transport: Transport::Plain,
             copy: CopySupport::Supported,
             rename: RenameSupport::Ignored,
+            tagging: TaggingSupport::Supported,
         }
     }
 }
@@ -139,7 +150,7 @@ impl S3Server {
 
     pub fn start_blocking(config: Config) -> Result<Self, StartError> {
         // No `..`: a setting nobody uses does not compile.
-        let Config { port, accounts, buckets, transport, copy, rename } = config;
+        let Config { port, accounts, buckets, transport, copy, rename, tagging } = config;
         let account = accounts.first().cloned().ok_or(StartError::NoAccount)?;
         let mut data = Data::default();
         for it in accounts {
@@ -151,7 +162,7 @@ impl S3Server {
         let data = Arc::new(RwLock::new(data));
         let faults = Arc::new(Faults::default());
 
-        let mut builder = S3ServiceBuilder::new(Operations { data: Arc::clone(&data), copy, rename });
+        let mut builder = S3ServiceBuilder::new(Operations { data: Arc::clone(&data), copy, rename, tagging });
         builder.set_auth(Accounts(Arc::clone(&data)));
         builder.set_access(Accounts(Arc::clone(&data)));
         let (tls, authority) = match transport {
@@ -217,6 +228,11 @@ impl S3Server {
         }
     }
 
+    /// Where the maker of a bucket wanted it.
+    pub fn location(&self, bucket: &str) -> Option<String> {
+        self.read().buckets.get(bucket)?.location.clone()
+    }
+
     /// Takes an account's key away; from now on its requests are answered with 403.
     pub fn remove_account(&self, access_key: &str) {
         self.write().accounts.remove(access_key);
@@ -270,6 +286,10 @@ impl Store for S3Server {
 
     fn object(&self, bucket: &str, key: &str) -> Option<Bytes> {
         self.read().buckets.get(bucket)?.objects.get(key).map(Object::content)
+    }
+
+    fn buckets(&self) -> Vec<(String, String)> {
+        self.read().buckets.iter().map(|(name, it)| (name.clone(), it.owner.clone())).collect()
     }
 
     fn keys(&self, bucket: &str) -> Vec<String> {

@@ -15,19 +15,22 @@ pub enum Operation {
     DeleteBucket,
     DeleteObject,
     DeleteObjects,
+    GetBucketTagging,
     GetObject,
     HeadBucket,
     HeadObject,
     ListBuckets,
     ListMultipartUploads,
+    ListObjectVersions,
     ListObjects,
     ListObjectsV2,
     ListParts,
+    PutBucketTagging,
     PutObject,
     RenameObject,
     UploadPart,
     UploadPartCopy,
-    /// Sub-resources such as `?policy` or `?tagging`, and whatever S3 invents next.
+    /// Sub-resources such as `?policy` or `?acl`, and whatever S3 invents next.
     Other,
 }
 
@@ -60,6 +63,9 @@ impl Asked {
 
 fn on_bucket(method: &Method, query: Query<'_>) -> Operation {
     match *method {
+        Method::GET if query.has("tagging") => Operation::GetBucketTagging,
+        Method::PUT if query.has("tagging") => Operation::PutBucketTagging,
+        Method::GET if query.has("versions") => Operation::ListObjectVersions,
         _ if query.has_subresource() => Operation::Other,
         Method::PUT => Operation::CreateBucket,
         Method::HEAD => Operation::HeadBucket,
@@ -127,7 +133,9 @@ mod tests {
         check("GET", "/b/?marker=x", Operation::ListObjects, "b", "");
         check("GET", "/b/?uploads", Operation::ListMultipartUploads, "b", "");
         check("PUT", "/b", Operation::CreateBucket, "b", "");
-        check("PUT", "/b?tagging", Operation::Other, "b", "");
+        check("PUT", "/b?tagging", Operation::PutBucketTagging, "b", "");
+        check("GET", "/b?versions&prefix=", Operation::ListObjectVersions, "b", "");
+        check("PUT", "/b?policy", Operation::Other, "b", "");
         check("POST", "/b?delete=", Operation::DeleteObjects, "b", "");
         check("GET", "/b/a/c%20d", Operation::GetObject, "b", "a/c d");
         check("PUT", "/b/x?renameObject", Operation::RenameObject, "b", "x");

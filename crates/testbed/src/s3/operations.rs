@@ -10,17 +10,19 @@ use s3s::dto::{
     CompleteMultipartUploadInput, CompleteMultipartUploadOutput, CopyObjectInput, CopyObjectOutput, CopyObjectResult,
     CopySource, CreateBucketInput, CreateBucketOutput, CreateMultipartUploadInput, CreateMultipartUploadOutput,
     DeleteBucketInput, DeleteBucketOutput, DeleteObjectInput, DeleteObjectOutput, DeleteObjectsInput,
-    DeleteObjectsOutput, DeletedObject, ETag, ETagCondition, GetObjectInput, GetObjectOutput, HeadBucketInput,
-    HeadBucketOutput, HeadObjectInput, HeadObjectOutput, ListBucketsInput, ListBucketsOutput,
-    ListMultipartUploadsInput, ListMultipartUploadsOutput, ListObjectsInput, ListObjectsOutput, ListObjectsV2Input,
+    DeleteObjectsOutput, DeletedObject, ETag, ETagCondition, GetBucketTaggingInput, GetBucketTaggingOutput,
+    GetObjectInput, GetObjectOutput, HeadBucketInput, HeadBucketOutput, HeadObjectInput, HeadObjectOutput,
+    ListBucketsInput, ListBucketsOutput, ListMultipartUploadsInput, ListMultipartUploadsOutput,
+    ListObjectVersionsInput, ListObjectVersionsOutput, ListObjectsInput, ListObjectsOutput, ListObjectsV2Input,
     ListObjectsV2Output, ListPartsInput, ListPartsOutput, MetadataDirective, MultipartUpload, Object as Listed,
-    ObjectStorageClass, Owner, PutObjectInput, PutObjectOutput, StreamingBlob, UploadPartInput, UploadPartOutput,
+    ObjectStorageClass, Owner, PutBucketTaggingInput, PutBucketTaggingOutput, PutObjectInput, PutObjectOutput,
+    StreamingBlob, UploadPartInput, UploadPartOutput,
 };
 use s3s::{S3, S3Request, S3Response, S3Result, s3_error};
 
 use super::data::{Bucket, Data, Described, Listing, Object, Page, Part, Upload};
 use super::upload::receive;
-use super::{CopySupport, RenameSupport};
+use super::{CopySupport, RenameSupport, TaggingSupport};
 
 /// S3 refuses smaller parts, but for the last one.
 const SMALLEST_PART: usize = 5 * 1024 * 1024;
@@ -29,14 +31,15 @@ pub(super) struct Operations {
     pub data: Arc<RwLock<Data>>,
     pub copy: CopySupport,
     pub rename: RenameSupport,
+    pub tagging: TaggingSupport,
 }
 
 impl Operations {
-    fn read(&self) -> RwLockReadGuard<'_, Data> {
+    pub(super) fn read(&self) -> RwLockReadGuard<'_, Data> {
         self.data.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Data> {
+    pub(super) fn write(&self) -> RwLockWriteGuard<'_, Data> {
         self.data.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -73,11 +76,11 @@ impl Operations {
 }
 
 impl Data {
-    fn bucket(&self, name: &str) -> S3Result<&Bucket> {
+    pub(super) fn bucket(&self, name: &str) -> S3Result<&Bucket> {
         self.buckets.get(name).ok_or_else(|| s3_error!(NoSuchBucket, "The specified bucket does not exist"))
     }
 
-    fn bucket_mut(&mut self, name: &str) -> S3Result<&mut Bucket> {
+    pub(super) fn bucket_mut(&mut self, name: &str) -> S3Result<&mut Bucket> {
         self.buckets.get_mut(name).ok_or_else(|| s3_error!(NoSuchBucket, "The specified bucket does not exist"))
     }
 
@@ -110,19 +113,19 @@ fn no_such_key() -> s3s::S3Error {
     s3_error!(NoSuchKey, "The specified key does not exist.")
 }
 
-fn tag(object: &Object) -> ETag {
+pub(super) fn tag(object: &Object) -> ETag {
     ETag::Strong(object.entity_tag.clone())
 }
 
-fn signed(number: impl TryInto<i64>) -> i64 {
+pub(super) fn signed(number: impl TryInto<i64>) -> i64 {
     number.try_into().unwrap_or(i64::MAX)
 }
 
-fn small(number: usize) -> i32 {
+pub(super) fn small(number: usize) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
-fn limit(max_keys: Option<i32>) -> usize {
+pub(super) fn limit(max_keys: Option<i32>) -> usize {
     usize::try_from(max_keys.unwrap_or(1000)).unwrap_or(0).min(1000)
 }
 
@@ -142,14 +145,7 @@ fn listed(page: &Page<'_>) -> (Vec<Listed>, Vec<CommonPrefix>) {
 #[async_trait::async_trait]
 impl S3 for Operations {
     async fn create_bucket(&self, request: S3Request<CreateBucketInput>) -> S3Result<S3Response<CreateBucketOutput>> {
-        let owner = request.credentials.map(|it| it.access_key).unwrap_or_default();
-        let mut data = self.write();
-        if data.buckets.contains_key(&request.input.bucket) {
-            return Err(s3_error!(BucketAlreadyOwnedByYou));
-        }
-        let location = Some(format!("/{}", request.input.bucket));
-        data.buckets.insert(request.input.bucket, Bucket::new(&owner));
-        Ok(S3Response::new(CreateBucketOutput { location }))
+        self.make_bucket(request)
     }
 
     async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> S3Result<S3Response<HeadBucketOutput>> {
@@ -158,12 +154,28 @@ impl S3 for Operations {
     }
 
     async fn delete_bucket(&self, request: S3Request<DeleteBucketInput>) -> S3Result<S3Response<DeleteBucketOutput>> {
-        let mut data = self.write();
-        if !data.bucket(&request.input.bucket)?.objects.is_empty() {
-            return Err(s3_error!(BucketNotEmpty));
-        }
-        data.buckets.remove(&request.input.bucket);
-        Ok(S3Response::new(DeleteBucketOutput::default()))
+        self.end_bucket(&request)
+    }
+
+    async fn get_bucket_tagging(
+        &self,
+        request: S3Request<GetBucketTaggingInput>,
+    ) -> S3Result<S3Response<GetBucketTaggingOutput>> {
+        self.tags(&request)
+    }
+
+    async fn put_bucket_tagging(
+        &self,
+        request: S3Request<PutBucketTaggingInput>,
+    ) -> S3Result<S3Response<PutBucketTaggingOutput>> {
+        self.tag(request)
+    }
+
+    async fn list_object_versions(
+        &self,
+        request: S3Request<ListObjectVersionsInput>,
+    ) -> S3Result<S3Response<ListObjectVersionsOutput>> {
+        self.versions(request)
     }
 
     async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {

@@ -59,6 +59,17 @@ mod dependencies {
     }
 
     #[test]
+    fn tls_has_one_library_beside_the_engine_s() {
+        const FORBIDDEN: [&str; 4] = ["aws-lc-rs", "aws-lc-sys", "native-tls", "openssl-sys"];
+        let packages = packages::all();
+        let tree = packages.dependency_tree("s3csi-driver");
+        check(
+            "the driver speaks TLS by rustls with ring; a second library would bring a second trust store and a bigger image",
+            FORBIDDEN.iter().filter(|it| tree.contains(**it)).map(|it| format!("s3csi-driver depends on {it}")),
+        );
+    }
+
+    #[test]
     fn packages_come_from_the_public_registry_or_from_this_repository() {
         let packages = packages::all();
         check(
@@ -160,6 +171,16 @@ mod rooms {
         check(
             "Kubernetes is asked by the controller and the node, described in api, connected to by cli",
             mentions(others, &["kube::", "k8s_openapi"]),
+        );
+    }
+
+    #[test]
+    fn only_provisioning_asks_s3() {
+        let sources = sources::all();
+        let driver = sources.beneath("crates/driver/src").filter(|it| !it.is_beneath("crates/driver/src/provision"));
+        check(
+            "in the driver, S3 is asked in crates/driver/src/provision only; mounts are the engine's",
+            mentions(driver, &["aws_sdk_s3", "aws_smithy_http_client"]),
         );
     }
 

@@ -128,9 +128,14 @@ fn examples_of_the_documents_are_accepted() {
     let cluster = Cluster::start("chart-documents");
     cluster.our_chart("install", &[]).unwrap();
     let mut accepted = 0;
-    for document in
-        ["README.md", "docs/install.md", "docs/volumes.md", "docs/operations.md", "docs/migrate-from-scality.md"]
-    {
+    for document in [
+        "README.md",
+        "docs/install.md",
+        "docs/volumes.md",
+        "docs/provisioning.md",
+        "docs/operations.md",
+        "docs/migrate-from-scality.md",
+    ] {
         for example in yaml_blocks(&read(document)) {
             let file = cluster.home.path().join("example.yaml");
             write(&file, example);

@@ -118,9 +118,47 @@ fn drivers_beside_each_other_share_no_object() {
 }
 
 #[test]
+fn volumes_on_demand_add_a_sidecar_and_its_rights_to_every_strategy() {
+    for strategy in STRATEGIES {
+        let of_interest = |objects: &Objects| -> Vec<String> {
+            let names = objects.0.iter().map(|it| text(&it["metadata"]["name"]).to_owned());
+            names.filter(|it| it.contains("provisioner") || it == "s3-csi-controller").collect()
+        };
+        let without = render_strategy(strategy);
+        assert!(!of_interest(&without).iter().any(|it| it.contains("provisioner")), "{strategy}");
+        let settings = [("strategy", json!(strategy)), ("sidecars.csiProvisioner.enabled", json!(true))];
+        let with = render(&settings);
+        assert_eq!(of_interest(&with).iter().filter(|it| it.contains("provisioner")).count(), 4, "{strategy}");
+        let pod = &with.get("Deployment", "s3-csi-controller")["spec"]["template"]["spec"];
+        let names: Vec<&str> = elements(&pod["containers"]).map(|it| text(&it["name"])).collect();
+        assert_eq!(names, ["s3-pod-reconciler", "csi-provisioner"], "{strategy}");
+        // Both have the socket, and the same user, who alone may open it.
+        for container in elements(&pod["containers"]) {
+            assert_eq!(container["volumeMounts"][0], json!({"name": "socket-dir", "mountPath": "/csi"}), "{strategy}");
+            assert_eq!(container["securityContext"]["runAsUser"], Value::Null, "{strategy}");
+        }
+        let secrets = |objects: &Objects| {
+            let role = objects.get("ClusterRole", "s3-csi-driver-provisioner-cluster-role");
+            elements(&role["rules"]).any(|it| it["resources"] == json!(["secrets"]))
+        };
+        assert!(secrets(&with), "{strategy}");
+        let namespaces = ("sidecars.csiProvisioner.secretNamespaces", json!(["team-a", "team-b"]));
+        let few = render(&[settings[0].clone(), settings[1].clone(), namespaces]);
+        assert!(!secrets(&few), "{strategy}");
+        let roles = few.of_kind("Role").filter(|it| it["metadata"]["name"] == "s3-csi-driver-provisioner-secrets");
+        let namespaces: Vec<&str> = roles.map(|it| text(&it["metadata"]["namespace"])).collect();
+        assert_eq!(namespaces, ["team-a", "team-b"], "{strategy}");
+    }
+}
+
+#[test]
 fn no_role_grants_everything() {
     for strategy in STRATEGIES {
-        let objects = render(&[("strategy", json!(strategy)), ("openshift.enabled", json!(true))]);
+        let objects = render(&[
+            ("strategy", json!(strategy)),
+            ("openshift.enabled", json!(true)),
+            ("sidecars.csiProvisioner.enabled", json!(true)),
+        ]);
         for role in objects.of_kind("ClusterRole").chain(objects.of_kind("Role")) {
             for rule in elements(&role["rules"]) {
                 for part in ["apiGroups", "resources", "verbs"] {

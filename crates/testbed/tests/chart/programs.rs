@@ -2,7 +2,7 @@
 
 use clap::{CommandFactory as _, Parser as _};
 use s3csi_driver::cli::Cli;
-use s3csi_testbed::environment::product;
+use s3csi_testbed::environment::{product, tool};
 use s3csi_testbed::process::command;
 use serde_json::{Value, json};
 
@@ -38,6 +38,10 @@ fn check(settings: &[Setting<'_>]) {
     let objects = render(settings);
     let mut programs = Vec::new();
     for container in objects.workloads().flat_map(containers) {
+        if container["name"] == "csi-provisioner" {
+            check_provisioner(&arguments(container)).unwrap();
+            continue;
+        }
         let program = text(&container["command"][0]);
         programs.push(program.to_owned());
         match program {
@@ -82,11 +86,18 @@ fn check_mounter(arguments: &[String]) -> Result<(), String> {
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
+/// Likewise one that came as far as to `--version`.
+fn check_provisioner(arguments: &[String]) -> Result<(), String> {
+    let output = command(&tool("csi-provisioner").unwrap()).args(arguments).arg("--version").output().unwrap();
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+}
+
 #[test]
-fn the_mounter_s_parser_complains_before_it_helps() {
+fn parsers_complain_before_they_help() {
     check_mounter(&["--limit=3".to_owned()]).unwrap();
     check_mounter(&["--limit=none".to_owned()]).unwrap_err();
     check_mounter(&["--no-such-flag".to_owned()]).unwrap_err();
+    check_provisioner(&["--timeout=soon".to_owned()]).unwrap_err();
 }
 
 #[test]

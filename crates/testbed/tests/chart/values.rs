@@ -9,7 +9,7 @@ use crate::chart::{self, Setting, directory, helm, read, render, render_text, te
 use crate::schema::Schema;
 
 /// What must be set before these values can have a meaning.
-const PREREQUISITES: [(&str, &str, &str); 9] = [
+const PREREQUISITES: [(&str, &str, &str); 14] = [
     ("mounter.", "strategy", "daemon"),
     ("systemd.", "strategy", "systemd"),
     ("initContainer.", "strategy", "systemd"),
@@ -17,6 +17,11 @@ const PREREQUISITES: [(&str, &str, &str); 9] = [
     ("metrics.serviceMonitor.labels", "metrics.serviceMonitor.enabled", "true"),
     ("metrics.prometheusRule.labels", "metrics.prometheusRule.enabled", "true"),
     ("metrics.dashboard.labels", "metrics.dashboard.enabled", "true"),
+    ("sidecars.csiProvisioner.image", "sidecars.csiProvisioner.enabled", "true"),
+    ("sidecars.csiProvisioner.timeout", "sidecars.csiProvisioner.enabled", "true"),
+    ("sidecars.csiProvisioner.logLevel", "sidecars.csiProvisioner.enabled", "true"),
+    ("sidecars.csiProvisioner.secretNamespaces", "sidecars.csiProvisioner.enabled", "true"),
+    ("sidecars.csiProvisioner.resources", "sidecars.csiProvisioner.enabled", "true"),
     ("networkPolicy.egress", "networkPolicy.enabled", "true"),
     ("tls.caCertData", "tls.caCertConfigMap", "private-ca"),
 ];
@@ -118,6 +123,7 @@ fn wrong_texts_are_refused() {
     check("mounter.limit", json!(0));
     check("systemd.memoryLimit", json!("much"));
     check("driverName", json!("Not A Name"));
+    check("sidecars.csiProvisioner.timeout", json!("soon"));
     check("mountpointPod.namespace", json!("Not A Name"));
 }
 

@@ -9,6 +9,7 @@ mod failures;
 mod image;
 mod life;
 mod many;
+mod provisioning;
 mod release;
 mod restarts;
 mod rights;

@@ -8,6 +8,7 @@ mod credentials;
 mod engine_words;
 mod groups;
 mod hung;
+mod places;
 mod read_only;
 mod repair;
 mod service;

@@ -1,7 +1,7 @@
-//! csi-sanity, the CSI project's own test suite for drivers, against the node plugin's socket: first as it is, then with
-//! volumes, so that real mounts are behind the answers. What is skipped is listed here, each with its reason.
+//! csi-sanity, the CSI project's own test suite for drivers: first against the node plugin's socket as it is, then with the
+//! controller, so that real buckets and mounts are behind the answers. What is skipped is listed here, each with its reason.
 
-mod provisioner;
+mod forward;
 mod relay;
 mod report;
 
@@ -15,7 +15,9 @@ use s3csi_testbed::environment;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::plugin::Plugin;
 use s3csi_testbed::process::command;
+use s3csi_testbed::provisioning::Provisioning;
 use s3csi_testbed::s3::{Config, S3Server};
+use s3csi_testbed::store::Store as _;
 
 use crate::relay::Relay;
 use crate::report::Report;
@@ -35,11 +37,71 @@ const NOT_ANNOUNCED: [(&str, &str); 8] = [
 /// The node announces no `CONTROLLER_SERVICE`. csi-sanity asks it all the same, so these are left out by their label.
 const CONTROLLER_TESTS: &str = r"\[Controller Server\]";
 
+/// Of the Controller service we announce `CREATE_DELETE_VOLUME` only.
+const NOT_ANNOUNCED_BY_THE_CONTROLLER: [(&str, &str); 19] = [
+    ("DeleteSnapshot [Controller Server]", "CREATE_DELETE_SNAPSHOT"),
+    ("CreateSnapshot [Controller Server]", "CREATE_DELETE_SNAPSHOT"),
+    ("ListSnapshots [Controller Server]", "LIST_SNAPSHOTS"),
+    ("GetSnapshot [Controller Server]", "GET_SNAPSHOT"),
+    ("ModifyVolume [Controller Server]", "MODIFY_VOLUME"),
+    ("ExpandVolume [Controller Server]", "EXPAND_VOLUME"),
+    ("ControllerGetVolumeHealth [Controller Server]", "GET_VOLUME_HEALTH"),
+    ("ControllerListVolumeHealth [Controller Server]", "LIST_VOLUME_HEALTH"),
+    ("Controller Service [Controller Server] / GetCapacity", "GET_CAPACITY"),
+    ("Controller Service [Controller Server] / ListVolumes", "LIST_VOLUMES"),
+    ("Controller Service [Controller Server] / ControllerPublishVolume", "PUBLISH_UNPUBLISH_VOLUME"),
+    ("Controller Service [Controller Server] / ControllerUnpublishVolume", "PUBLISH_UNPUBLISH_VOLUME"),
+    ("Controller Service [Controller Server] / volume lifecycle", "PUBLISH_UNPUBLISH_VOLUME"),
+    (
+        "Controller Service [Controller Server] / CreateVolume / should create volume from an existing source snapshot",
+        "CREATE_DELETE_SNAPSHOT",
+    ),
+    (
+        "Controller Service [Controller Server] / CreateVolume / should fail when the volume source snapshot is not found",
+        "CREATE_DELETE_SNAPSHOT",
+    ),
+    (
+        "Controller Service [Controller Server] / CreateVolume / should create volume from an existing source volume",
+        "CLONE_VOLUME",
+    ),
+    (
+        "Controller Service [Controller Server] / CreateVolume / should fail when the volume source volume is not found",
+        "CLONE_VOLUME",
+    ),
+    (
+        "Controller Service [Controller Server] / CreateVolume / should create volume with a volume attribute class",
+        "MODIFY_VOLUME",
+    ),
+    (
+        "Controller Service [Controller Server] / CreateVolume / should not create volume with an invalid volume attribute class",
+        "MODIFY_VOLUME",
+    ),
+];
+
 /// Without a Controller service there is no volume to do this with; the second run has one.
 const NEEDS_A_VOLUME: [&str; 3] = [
     "Node Service / NodeUnpublishVolume / should remove target path",
     "Node Service / should be idempotent",
     "Node Service / should work",
+];
+
+/// What csi-sanity tries with volumes on demand.
+const ABOUT_CREATING_AND_DELETING: [&str; 15] = [
+    "Controller Service [Controller Server] / ControllerGetCapabilities / should return appropriate capabilities",
+    "Controller Service [Controller Server] / CreateVolume / should fail when no name is provided",
+    "Controller Service [Controller Server] / CreateVolume / should fail when no volume capabilities are provided",
+    "Controller Service [Controller Server] / CreateVolume / should fail when requesting to create a volume with already existing name and different capacity",
+    "Controller Service [Controller Server] / CreateVolume / should not fail when creating volume with maximum-length name",
+    "Controller Service [Controller Server] / CreateVolume / should not fail when requesting to create a volume with already existing name and same capacity",
+    "Controller Service [Controller Server] / CreateVolume / should return appropriate values SingleNodeWriter NoCapacity",
+    "Controller Service [Controller Server] / CreateVolume / should return appropriate values SingleNodeWriter WithCapacity 1Gi",
+    "Controller Service [Controller Server] / DeleteVolume / should fail when no volume id is provided",
+    "Controller Service [Controller Server] / DeleteVolume / should return appropriate values (no optional values added)",
+    "Controller Service [Controller Server] / DeleteVolume / should succeed when an invalid volume id is used",
+    "Controller Service [Controller Server] / ValidateVolumeCapabilities / should fail when no volume capabilities are provided",
+    "Controller Service [Controller Server] / ValidateVolumeCapabilities / should fail when no volume id is provided",
+    "Controller Service [Controller Server] / ValidateVolumeCapabilities / should fail when the requested volume does not exist",
+    "Controller Service [Controller Server] / ValidateVolumeCapabilities / should return appropriate values (no optional values added)",
 ];
 
 const LONGEST_RUN: Duration = Duration::from_mins(2);
@@ -53,6 +115,7 @@ fn the_node_plugin_as_it_is() {
 
     let make = script(&fixture, "make", "mkdir -p \"$1\" && echo \"$1\"");
     let report = run(&fixture, &plugin.csi_socket(), |it| {
+        it.arg(format!("--ginkgo.skip={CONTROLLER_TESTS}"));
         it.arg("-csi.mountdir").arg(fixture.path("mount"));
         // Given this without a command that checks, csi-sanity does not ask for a volume to unpublish.
         it.arg("-csi.createmountpathcmd").arg(&make);
@@ -70,20 +133,23 @@ fn the_node_plugin_as_it_is() {
         "Node Service / NodeUnpublishVolume / should fail when no target path is provided",
         "Node Service / NodeUnpublishVolume / should fail when no volume id is provided",
     ]);
-    let expected: Vec<&str> = NOT_ANNOUNCED.iter().map(|it| it.0).chain(NEEDS_A_VOLUME).collect();
+    let left_out = ["[Controller Server]"];
+    let expected: Vec<&str> = NOT_ANNOUNCED.iter().map(|it| it.0).chain(NEEDS_A_VOLUME).chain(left_out).collect();
     report.check_skipped(&expected);
 
     assert!(node.terminate().success());
 }
 
 #[test]
-fn the_node_plugin_with_volumes() {
+fn node_plugin_and_controller() {
     let fixture = Fixture::new("sanity-volumes");
     let store = S3Server::start_blocking(Config::default()).unwrap();
     let plugin = Plugin::new(&fixture, &store).unwrap();
     let mounter = plugin.start_mounter().unwrap();
     let node = plugin.start_node().unwrap();
-    let relay = Relay::start(&fixture.path("relay.sock"), &plugin.csi_socket(), store);
+    let provisioning = Provisioning::new(&fixture, &store);
+    let controller = provisioning.start();
+    let relay = Relay::start(&fixture.path("relay.sock"), &plugin.csi_socket(), &provisioning.socket());
 
     // csi-sanity names the target itself: `target` in this directory. The relay turns that into kubelet's `mount`.
     let parent = plugin.kubelet_root().join("pods/11111111-aaaa-4aaa-8aaa-aaaaaaaaaaaa/volumes/kubernetes.io~csi/pv");
@@ -101,11 +167,15 @@ fn the_node_plugin_with_volumes() {
     });
     report.check_nothing_failed();
     report.check_includes(&NEEDS_A_VOLUME);
-    let expected: Vec<&str> = NOT_ANNOUNCED.iter().map(|it| it.0).collect();
-    report.check_skipped(&expected);
+    report.check_includes(&ABOUT_CREATING_AND_DELETING);
+    let expected = NOT_ANNOUNCED.iter().chain(&NOT_ANNOUNCED_BY_THE_CONTROLLER).map(|it| it.0);
+    report.check_skipped(&expected.collect::<Vec<&str>>());
     assert!(relay.mounted() > 10, "only {} publishes ended in a mount", relay.mounted());
 
     drop(relay);
+    // csi-sanity deletes what it had made.
+    assert_eq!(store.buckets(), Vec::new());
+    assert!(controller.terminate().success());
     assert!(node.terminate().success());
     assert!(mounter.terminate().success());
 }
@@ -116,7 +186,6 @@ fn run(fixture: &Fixture, endpoint: &Path, configure: impl FnOnce(&mut Command))
     let mut sanity = command(&environment::tool("csi-sanity").unwrap());
     sanity.arg(format!("-csi.endpoint=unix:{}", endpoint.display()));
     sanity.arg(format!("--ginkgo.json-report={}", file.display()));
-    sanity.arg(format!("--ginkgo.skip={CONTROLLER_TESTS}"));
     sanity.args(["--ginkgo.no-color", "--ginkgo.v", "-csi.stagingdir"]).arg(fixture.path("staging"));
     configure(&mut sanity);
     let sanity = fixture.start("csi-sanity", &mut sanity).unwrap();

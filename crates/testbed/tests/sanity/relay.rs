@@ -1,17 +1,16 @@
-//! Stands between csi-sanity and the node plugin, as kubelet and a provisioner do in a cluster. csi-sanity asks for a disk:
-//! a target path without kubelet's shape, one writer, and a volume that somebody creates first. The relay turns path and
-//! access mode into what kubelet sends for our volumes, provides volumes, and passes everything else on as it is.
+//! Stands between csi-sanity and the driver, as kubelet and the external-provisioner do in a cluster. csi-sanity knows one
+//! socket and asks for a disk: a target path without kubelet's shape, and one writer. The relay sends each call to the node plugin
+//! or to the controller, turns path and access mode into what they get for our volumes, and passes everything else on as it is.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use s3csi_driver::csi::proto::controller_client::ControllerClient;
 use s3csi_driver::csi::proto::controller_server::ControllerServer;
+use s3csi_driver::csi::proto::identity_client::IdentityClient;
 use s3csi_driver::csi::proto::identity_server::{Identity, IdentityServer};
 use s3csi_driver::csi::proto::node_server::{Node, NodeServer};
-use s3csi_driver::csi::proto::plugin_capability::service;
-use s3csi_driver::csi::proto::plugin_capability::{Service, Type};
-use s3csi_driver::csi::proto::volume_capability::AccessMode;
 use s3csi_driver::csi::proto::volume_capability::access_mode::Mode;
 use s3csi_driver::csi::proto::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
@@ -19,17 +18,15 @@ use s3csi_driver::csi::proto::{
     NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
     NodePublishVolumeRequest, NodePublishVolumeResponse, NodeStageVolumeRequest, NodeStageVolumeResponse,
     NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest, NodeUnstageVolumeResponse,
-    PluginCapability, ProbeRequest, ProbeResponse,
+    ProbeRequest, ProbeResponse, VolumeCapability,
 };
-use s3csi_testbed::kubelet::Kubelet;
+use s3csi_testbed::kubelet::{Kubelet, channel};
 use s3csi_testbed::leftovers::mounts_beneath;
-use s3csi_testbed::s3::S3Server;
 use tokio::net::UnixListener;
 use tokio::runtime::Runtime;
 use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
-
-use crate::provisioner::Provisioner;
 
 /// A running relay. Dropping it ends it.
 pub struct Relay {
@@ -39,17 +36,23 @@ pub struct Relay {
 }
 
 impl Relay {
-    pub fn start(socket: &Path, plugin: &Path, store: S3Server) -> Self {
+    pub fn start(socket: &Path, plugin: &Path, controller: &Path) -> Self {
         let runtime = Runtime::new().unwrap();
         let mounted = Arc::<AtomicUsize>::default();
         let kubelet = runtime.block_on(async { Kubelet::new(Path::new("/"), plugin) });
-        let forward = Forward { kubelet, mounted: Arc::clone(&mounted) };
+        let channel = runtime.block_on(async { channel(controller) });
+        let forward = Forward {
+            kubelet,
+            controller: ControllerClient::new(channel.clone()),
+            controller_identity: IdentityClient::new(channel),
+            mounted: Arc::clone(&mounted),
+        };
         let listener = runtime.block_on(async { UnixListener::bind(socket) }).unwrap();
         runtime.spawn(
             tonic::transport::Server::builder()
                 .add_service(IdentityServer::new(forward.clone()))
-                .add_service(NodeServer::new(forward))
-                .add_service(ControllerServer::new(Provisioner { store }))
+                .add_service(NodeServer::new(forward.clone()))
+                .add_service(ControllerServer::new(forward))
                 .serve_with_incoming(UnixListenerStream::new(listener)),
         );
         Self { socket: socket.to_owned(), mounted, _runtime: runtime }
@@ -72,9 +75,19 @@ impl Drop for Relay {
 }
 
 #[derive(Clone)]
-struct Forward {
+pub struct Forward {
     kubelet: Kubelet,
+    pub(crate) controller: ControllerClient<Channel>,
+    controller_identity: IdentityClient<Channel>,
     mounted: Arc<AtomicUsize>,
+}
+
+/// Only many nodes can use a bucket, which one writer can do as well.
+pub(crate) fn for_many(capability: &mut VolumeCapability) {
+    let one = [Mode::SingleNodeWriter, Mode::SingleNodeSingleWriter].map(i32::from);
+    if let Some(mode) = capability.access_mode.as_mut().filter(|it| one.contains(&it.mode)) {
+        mode.mode = Mode::MultiNodeMultiWriter.into();
+    }
 }
 
 /// `…/target`, as csi-sanity calls it, is kubelet's `…/mount`.
@@ -95,10 +108,7 @@ impl Identity for Forward {
         &self,
         request: Request<GetPluginCapabilitiesRequest>,
     ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        let mut response = self.kubelet.identity().get_plugin_capabilities(request.into_inner()).await?;
-        let provisioner = Service { r#type: service::Type::ControllerService.into() };
-        response.get_mut().capabilities.push(PluginCapability { r#type: Some(Type::Service(provisioner)) });
-        Ok(response)
+        self.controller_identity.clone().get_plugin_capabilities(request).await
     }
 
     async fn probe(&self, request: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
@@ -115,7 +125,7 @@ impl Node for Forward {
         let mut request = request.into_inner();
         request.target_path = kubelet_path(&request.target_path);
         if let Some(capability) = &mut request.volume_capability {
-            capability.access_mode = Some(AccessMode { mode: Mode::MultiNodeMultiWriter.into() });
+            for_many(capability);
         }
         let target = PathBuf::from(&request.target_path);
         let response = self.kubelet.node().node_publish_volume(request).await?;

@@ -35,10 +35,6 @@ impl Spec {
         let containers = self.container_hierarchy_texts.iter().flatten();
         containers.chain([&self.leaf_node_text]).map(String::as_str).collect::<Vec<_>>().join(" / ")
     }
-
-    fn is_of_controller(&self) -> bool {
-        self.container_hierarchy_texts.iter().flatten().any(|it| it.contains("[Controller Server]"))
-    }
 }
 
 impl Report {
@@ -77,14 +73,15 @@ impl Report {
         }
     }
 
-    /// Exactly these, or those beneath them, were skipped, besides everything about the Controller service.
+    /// Exactly these, or those beneath them, or those with this label, were skipped.
     #[track_caller]
     pub fn check_skipped(&self, expected: &[&str]) {
         let mut unused: BTreeMap<&str, bool> = expected.iter().map(|it| (*it, true)).collect();
         let mut unexplained = Vec::new();
-        for spec in self.in_state("skipped").filter(|it| !it.is_of_controller()) {
+        for spec in self.in_state("skipped") {
             let name = spec.name();
-            match expected.iter().find(|it| name.starts_with(**it)) {
+            let is_meant = |it: &&&str| name.starts_with(**it) || (it.starts_with('[') && name.contains(**it));
+            match expected.iter().find(is_meant) {
                 Some(reason) => drop(unused.insert(reason, false)),
                 None => unexplained.push(name),
             }

@@ -41,6 +41,8 @@ fn plain_key() -> SharingKey {
         persistent_volume: "pv".to_owned(),
         volume_id: "handle".to_owned(),
         bucket: "bucket".to_owned(),
+        prefix: None,
+        endpoint: None,
         mount_options: "--allow-delete\n--uid=1".to_owned(),
         fs_group: None,
         authentication_source: AuthenticationSource::Driver,

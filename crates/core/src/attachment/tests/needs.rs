@@ -175,6 +175,14 @@ fn the_key_of_a_volume() {
     let Need { key, fields } = need_of(&workload, secret).unwrap();
     assert_eq!(key.authentication_source, AuthenticationSource::Secret);
     assert_eq!(fields.authentication_source.as_deref(), Some("secret"));
+
+    let mut part = volume("pv", "data");
+    for (key, value) in [("prefix", "team/a"), ("endpointUrl", "http://s3:80"), ("authenticationSource", "secret")] {
+        part.attributes.insert(key.to_owned(), value.to_owned());
+    }
+    let Need { key, .. } = need_of(&workload, part).unwrap();
+    assert_eq!(key.prefix.unwrap().as_str(), "team/a/");
+    assert_eq!(key.endpoint.unwrap().as_str(), "http://s3:80");
 }
 
 /// Who the workload is does not matter as long as the identity is the volume's.
@@ -225,6 +233,13 @@ fn what_the_node_would_refuse_is_refused_here_in_the_same_words() {
             it.attributes.insert("authenticationSource".to_owned(), "pod".to_owned());
         },
         &format!("{publish}authenticationSource \"pod\" is not known: only \"driver\" and \"secret\" are supported"),
+    );
+    refused(
+        |it| {
+            it.attributes.insert("prefix".to_owned(), "a".to_owned());
+            it.mount_options = vec!["prefix=b/".to_owned()];
+        },
+        &format!("{publish}mount option prefix and volume attribute prefix exclude each other; remove one of them"),
     );
     refused(
         |it| it.pod_problem = Some("cache type \"disk\" is not known".to_owned()),

@@ -1,0 +1,66 @@
+//! The part of `s3csi controller` that makes volumes on demand.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use clap::Args;
+use s3csi_core::environment::DriverSettings;
+
+use super::driver_keys;
+use crate::csi::provisioning::Provisioning;
+use crate::csi::server::Endpoint;
+use crate::provision::steps::{Step, Steps};
+use crate::provision::{Certificates, Provisioner};
+
+#[derive(Args, Debug)]
+pub struct ProvisioningArgs {
+    /// Make volumes on demand: the CSI socket for the external-provisioner, `unix:/path`. Without it there is none.
+    #[arg(long, env = "CSI_ENDPOINT", value_name = "URL")]
+    csi_endpoint: Option<String>,
+
+    /// S3 endpoint where volumes are made, unless their class names another.
+    #[arg(long, env = "AWS_ENDPOINT_URL", value_name = "URL")]
+    s3_endpoint_url: Option<String>,
+
+    /// Region for signing requests.
+    #[arg(long, env = "AWS_REGION", value_name = "REGION")]
+    s3_region: Option<String>,
+
+    /// Certificates of authorities that are trusted instead of the system's, in one file.
+    #[arg(long, env = "AWS_CA_BUNDLE", value_name = "FILE")]
+    s3_ca_bundle: Option<PathBuf>,
+
+    /// For tests of crashes: end right after the first change of this kind in the store.
+    #[arg(long, hide = true, value_enum, value_name = "STEP")]
+    stop_after_change: Option<Step>,
+}
+
+impl ProvisioningArgs {
+    pub fn is_asked_for(&self) -> bool {
+        self.csi_endpoint.as_deref().is_some_and(|it| !it.is_empty())
+    }
+
+    /// Nothing, if nobody asked for it.
+    pub fn server(self, driver_name: &str) -> anyhow::Result<Option<Provisioning>> {
+        let Self { csi_endpoint, s3_endpoint_url, s3_region, s3_ca_bundle, stop_after_change } = self;
+        let Some(endpoint) = csi_endpoint.filter(|it| !it.is_empty()) else {
+            return Ok(None);
+        };
+        let socket = endpoint.parse::<Endpoint>()?.into_path();
+        let endpoint_url = s3_endpoint_url
+            .filter(|it| !it.is_empty())
+            .context("AWS_ENDPOINT_URL environment variable must be set (or --s3-endpoint-url), for example to http://s3.example.com:8000")?;
+        let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
+        let certificates = match s3_ca_bundle.filter(|it| !it.as_os_str().is_empty()) {
+            None => Certificates::default(),
+            Some(path) => {
+                let unusable = || format!("failed to use the CA bundle {}", path.display());
+                Certificates::from_pem(&std::fs::read(&path).with_context(unusable)?).with_context(unusable)?
+            }
+        };
+        let steps = Steps::stop_after(stop_after_change);
+        let provisioner = Arc::new(Provisioner::new(settings, driver_keys()?, &certificates, steps)?);
+        Ok(Some(Provisioning { driver_name: driver_name.to_owned(), socket, provisioner }))
+    }
+}

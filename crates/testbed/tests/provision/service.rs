@@ -1,0 +1,181 @@
+//! The socket itself: what it announces, what it confirms, whom it trusts, and how it starts and ends.
+
+use std::collections::HashMap;
+
+use s3csi_driver::csi::proto::controller_service_capability::{Type, rpc};
+use s3csi_driver::csi::proto::plugin_capability::{self, service};
+use s3csi_driver::csi::proto::volume_capability::AccessType;
+use s3csi_driver::csi::proto::volume_capability::BlockVolume;
+use s3csi_driver::csi::proto::volume_capability::access_mode::Mode;
+use s3csi_driver::csi::proto::{
+    ControllerGetCapabilitiesRequest, GetCapacityRequest, GetPluginCapabilitiesRequest, GetPluginInfoRequest,
+    ListVolumesRequest, ProbeRequest, ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse,
+    VolumeCapability,
+};
+use s3csi_testbed::certificates::CertificateAuthority;
+use s3csi_testbed::provisioning::{Provisioning, bundle, capability, request};
+use s3csi_testbed::s3::{Config, Transport};
+use s3csi_testbed::store::Store as _;
+use s3csi_testbed::versitygw::Versioning;
+use tonic::{Code, Status};
+
+use crate::on_both_servers;
+use crate::world::{World, check_refused, in_process_with, versitygw_with};
+
+on_both_servers!(capabilities_are_checked_and_confirmed);
+
+#[test]
+fn the_socket_announces_what_it_can() {
+    let world = in_process_with("announces", Config::default());
+    let provisioning = world.provisioning();
+    let controller = provisioning.start();
+    let mut identity = provisioning.identity();
+    let info = provisioning.block_on(identity.get_plugin_info(GetPluginInfoRequest {})).unwrap().into_inner();
+    assert_eq!(info.name, "s3.csi.scality.com");
+    let announced = provisioning.block_on(identity.get_plugin_capabilities(GetPluginCapabilitiesRequest {})).unwrap();
+    let services: Vec<i32> = announced
+        .into_inner()
+        .capabilities
+        .into_iter()
+        .filter_map(|it| match it.r#type {
+            Some(plugin_capability::Type::Service(service)) => Some(service.r#type),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(services, [i32::from(service::Type::ControllerService)]);
+    assert_eq!(provisioning.block_on(identity.probe(ProbeRequest {})).unwrap().into_inner().ready, Some(true));
+
+    let mut service = provisioning.controller();
+    let announced = provisioning.block_on(service.controller_get_capabilities(ControllerGetCapabilitiesRequest {}));
+    let announced: Vec<i32> = announced
+        .unwrap()
+        .into_inner()
+        .capabilities
+        .into_iter()
+        .map(|it| match it.r#type {
+            Some(Type::Rpc(rpc)) => rpc.r#type,
+            None => -1,
+        })
+        .collect();
+    assert_eq!(announced, [i32::from(rpc::Type::CreateDeleteVolume)]);
+    check_refused(
+        provisioning.block_on(service.get_capacity(GetCapacityRequest::default())),
+        Code::Unimplemented,
+        "GetCapacity is not part of this driver's announced capabilities",
+    );
+    let listed = provisioning.block_on(service.list_volumes(ListVolumesRequest::default()));
+    check_refused(listed, Code::Unimplemented, "ListVolumes");
+    assert!(controller.terminate().success());
+    assert!(!provisioning.socket().exists());
+}
+
+fn validate(
+    provisioning: &Provisioning<'_>,
+    volume_id: &str,
+    capabilities: Vec<VolumeCapability>,
+    context: &HashMap<String, String>,
+) -> Result<ValidateVolumeCapabilitiesResponse, Status> {
+    let request = ValidateVolumeCapabilitiesRequest {
+        volume_id: volume_id.to_owned(),
+        volume_capabilities: capabilities,
+        volume_context: context.clone(),
+        ..ValidateVolumeCapabilitiesRequest::default()
+    };
+    let mut service = provisioning.controller();
+    let answer = provisioning.block_on(service.validate_volume_capabilities(request))?;
+    Ok(answer.into_inner())
+}
+
+fn capabilities_are_checked_and_confirmed(world: &World) {
+    let provisioning = world.provisioning();
+    let _controller = provisioning.start();
+    let volume = provisioning.create(request("pvc-1", &[])).unwrap();
+    let many =
+        || vec![capability(Mode::MultiNodeMultiWriter, &["uid=1000"]), capability(Mode::MultiNodeReaderOnly, &[])];
+    let answer = validate(&provisioning, &volume.volume_id, many(), &volume.volume_context).unwrap();
+    let confirmed = answer.confirmed.unwrap();
+    assert_eq!((confirmed.volume_capabilities, confirmed.volume_context), (many(), volume.volume_context.clone()));
+
+    let block = VolumeCapability { access_type: Some(AccessType::Block(BlockVolume {})), ..many().remove(0) };
+    for (capabilities, message) in [
+        (vec![capability(Mode::SingleNodeWriter, &[])], "access mode SINGLE_NODE_WRITER cannot be kept by a bucket"),
+        (vec![block], "a bucket is no block device"),
+    ] {
+        let answer = validate(&provisioning, &volume.volume_id, capabilities, &HashMap::new()).unwrap();
+        assert!(answer.confirmed.is_none() && answer.message.contains(message), "{answer:?}");
+    }
+    let elsewhere = HashMap::from([("bucketName".to_owned(), "other".to_owned())]);
+    let answer = validate(&provisioning, &volume.volume_id, many(), &elsewhere).unwrap();
+    assert!(answer.confirmed.is_none() && answer.message.contains("its context says \"other\""), "{answer:?}");
+
+    let none = HashMap::new();
+    check_refused(validate(&provisioning, "", many(), &none), Code::InvalidArgument, "volume ID is required");
+    check_refused(
+        validate(&provisioning, &volume.volume_id, Vec::new(), &none),
+        Code::InvalidArgument,
+        "volume capabilities are required",
+    );
+    check_refused(validate(&provisioning, "other", many(), &none), Code::NotFound, "is not one that this driver makes");
+    provisioning.delete(&volume.volume_id).unwrap();
+    check_refused(validate(&provisioning, &volume.volume_id, many(), &none), Code::NotFound, "there is no volume");
+}
+
+#[test]
+fn a_store_with_an_authority_of_its_own_in_process() {
+    let world = in_process_with("tls", Config { transport: Transport::Tls, ..Config::default() });
+    let mut provisioning = world.provisioning();
+    check_trust(&mut provisioning, world.store.authority_pem().unwrap(), &world.fixture);
+}
+
+#[test]
+fn a_store_with_an_authority_of_its_own_versitygw() {
+    let world = versitygw_with("tls", Transport::Tls, Versioning::Unavailable);
+    let mut provisioning = world.provisioning();
+    check_trust(&mut provisioning, world.store.authority_pem().unwrap(), &world.fixture);
+}
+
+fn check_trust(provisioning: &mut Provisioning<'_>, authority: &str, fixture: &s3csi_testbed::fixture::Fixture) {
+    let controller = provisioning.start();
+    check_refused(provisioning.create(request("pvc-1", &[])), Code::Unavailable, "invalid peer certificate");
+    controller.kill();
+    // A bundle may hold several.
+    let other = CertificateAuthority::new().unwrap().pem();
+    provisioning.set_authority(bundle(fixture, "bundle.pem", &format!("{other}{authority}")));
+    let controller = provisioning.start();
+    let volume = provisioning.create(request("pvc-1", &[])).unwrap();
+    provisioning.delete(&volume.volume_id).unwrap();
+    controller.kill();
+}
+
+#[test]
+fn what_it_cannot_start_with_is_said() {
+    let world = in_process_with("start", Config::default());
+    let mut provisioning = world.provisioning();
+    let check = |provisioning: &Provisioning<'_>, arguments: &[&str], message: &str| {
+        let controller = provisioning.spawn(arguments).unwrap();
+        assert!(!controller.wait_for_end().success());
+        assert!(controller.errors().contains(message), "{controller}");
+    };
+    check(
+        &provisioning,
+        &["--csi-endpoint", ""],
+        "there is nothing to do but to serve requests for volumes: set --csi-endpoint",
+    );
+    check(&provisioning, &["--csi-endpoint", "tcp://x"], "must look like unix:/path/to/csi.sock");
+    check(&provisioning, &["--s3-endpoint-url", ""], "AWS_ENDPOINT_URL environment variable must be set");
+    provisioning.set_authority(bundle(&world.fixture, "bundle.pem", "no certificate\n"));
+    check(&provisioning, &[], "the CA bundle is not usable: it holds no certificate");
+}
+
+#[test]
+fn health_is_that_of_the_socket() {
+    let world = in_process_with("health", Config::default());
+    let provisioning = world.provisioning();
+    let controller = provisioning.start_with(&["--health-address", "127.0.0.1:0"]);
+    controller.wait_for_log("serving /healthz and /readyz");
+    let log = controller.errors();
+    let (_, rest) = log.split_once("address=").unwrap();
+    let address = rest.split_whitespace().next().unwrap();
+    let ask = |path: &str| s3csi_testbed::http::get(address, path);
+    assert_eq!((ask("/healthz").status, ask("/readyz").status), (200, 200));
+}
