@@ -111,11 +111,11 @@ fn asked(account: &str) -> (BTreeSet<Right>, BTreeSet<Right>) {
         };
         let everywhere = right(&event.verb, &about.api_group, &resource, None);
         let here = right(&event.verb, &about.api_group, &resource, Some(&about.namespace));
-        let asked = if granted.contains(&here) { here } else { everywhere };
+        let right = if granted.contains(&here) { here } else { everywhere };
         if event.response_status.is_some_and(|it| it.code == 403) {
-            refused.insert(format!("{asked} ({DRIVER})"));
+            refused.insert(format!("{right} ({DRIVER})"));
         } else {
-            used.insert(asked);
+            used.insert(right);
         }
     }
     (used, refused)
