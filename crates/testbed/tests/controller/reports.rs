@@ -59,7 +59,7 @@ async fn the_status_says_who_is_served_and_whether_it_runs() {
     assert_eq!(conditions(&status), ["Ready=False Pending", "Mounted=Unknown NotReported"]);
 
     world.set_pod_phase(&a, "pv", "Running").await;
-    let b = world.workload("b", order()).await;
+    world.workload("b", order()).await;
     let status = wait_for_status(&world, "two are served", |it| it.ready == "1/1" && it.workloads == 2).await;
     assert_eq!(conditions(&status), ["Ready=True Running", "Mounted=Unknown NotReported"]);
     assert_eq!(status.mounted, "0/1");

@@ -172,7 +172,7 @@ fn health_is_that_of_the_socket() {
     let world = in_process_with("health", Config::default());
     let provisioning = world.provisioning();
     let controller = provisioning.start_with(&["--health-address", "127.0.0.1:0"]);
-    controller.wait_for_log("serving /healthz and /readyz");
+    controller.wait_for_log("serving /healthz, /readyz and /metrics");
     let log = controller.errors();
     let (_, rest) = log.split_once("address=").unwrap();
     let address = rest.split_whitespace().next().unwrap();
