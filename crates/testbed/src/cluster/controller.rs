@@ -30,6 +30,13 @@ impl ControlPlane {
     pub fn install_controller(&self) -> anyhow::Result<PathBuf> {
         self.apply(&chart::render(&[])?)?;
         let token = self.kubectl(&["create", "token", "--namespace=kube-system", "s3-csi-driver-controller-sa"])?;
+        let kubeconfig = self.kubeconfig().with_file_name("controller.kubeconfig");
+        self.write_kubeconfig(&kubeconfig, token.trim())?;
+        Ok(kubeconfig)
+    }
+
+    /// How whoever has this token reaches the API server.
+    pub fn write_kubeconfig(&self, path: &Path, token: &str) -> anyhow::Result<()> {
         let admin = Kubeconfig::read_from(self.kubeconfig())?;
         let cluster = admin.clusters.first().and_then(|it| it.cluster.clone()).context("a kubeconfig of nowhere")?;
         let text = json!({
@@ -40,11 +47,9 @@ impl ControlPlane {
             "clusters": [{ "name": "cluster", "cluster": {
                 "server": cluster.server, "certificate-authority-data": cluster.certificate_authority_data,
             } }],
-            "users": [{ "name": "user", "user": { "token": token.trim() } }],
+            "users": [{ "name": "user", "user": { "token": token } }],
         });
-        let kubeconfig = self.kubeconfig().with_file_name("controller.kubeconfig");
-        std::fs::write(&kubeconfig, text.to_string()).context("failed to write the controller's kubeconfig")?;
-        Ok(kubeconfig)
+        std::fs::write(path, text.to_string()).with_context(|| format!("failed to write {}", path.display()))
     }
 
     /// Ends with its value, and with this process in any case.

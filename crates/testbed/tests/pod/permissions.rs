@@ -78,19 +78,7 @@ impl World<'_> {
         let bound = format!("--bound-object-name={name}");
         let token = ["create", "token", "--namespace=kube-system", ACCOUNT, "--bound-object-kind=Pod", &bound];
         let token = control_plane().kubectl(&token).unwrap();
-        let admin = Kubeconfig::read_from(control_plane().kubeconfig()).unwrap();
-        let cluster = admin.clusters[0].cluster.clone().unwrap();
-        let text = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "context",
-            "contexts": [{ "name": "context", "context": { "cluster": "cluster", "user": "user" } }],
-            "clusters": [{ "name": "cluster", "cluster": {
-                "server": cluster.server, "certificate-authority-data": cluster.certificate_authority_data,
-            } }],
-            "users": [{ "name": "user", "user": { "token": token.trim() } }],
-        });
-        std::fs::write(&path, text.to_string()).unwrap();
+        control_plane().write_kubeconfig(&path, token.trim()).unwrap();
         path
     }
 }
