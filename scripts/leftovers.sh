@@ -18,6 +18,8 @@ present() {
   local process program
   for process in /proc/[0-9]*; do
     program=$(readlink "$process/exe" 2>/dev/null) || continue
+    # A program that was built anew meanwhile is the same process as before.
+    program=${program% (deleted)}
     case $program in
       "$CARGO_TARGET_DIR"/*/mount-s3* | "$CARGO_TARGET_DIR"/*/s3csi* | "$(readlink -f "$S3CSI_TOOLS/..")"/*)
         echo "process ${process#/proc/}: $program"
