@@ -65,11 +65,11 @@ impl<'a> BareEngine<'a> {
         Ok(took)
     }
 
-    /// As an administrator starts it: as root, mounting by itself and going on in the background. Until the mount answers;
-    /// it is gone again afterwards.
+    /// As an administrator starts it: as root, mounting by itself, going on in the background and outliving its own death, as in a
+    /// unit. Until the mount answers; it is gone again afterwards.
     pub fn start_in_background(&self, host: &Kernel, name: &str, at: &Path) -> anyhow::Result<Duration> {
         let mut command = self.engine();
-        command.args(FLAGS).arg(BUCKET).arg(at);
+        command.args(FLAGS).arg("--keep-alive").arg(BUCKET).arg(at);
         let start = Instant::now();
         let process = self.fixture.start(name, &mut command)?;
         let status = process.wait_precisely(LIMIT).context("the engine does not come up")?;

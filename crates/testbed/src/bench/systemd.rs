@@ -23,7 +23,7 @@ use crate::wait::SOON;
 const EXTRA_MILLISECONDS: f64 = 10.0;
 
 const EXPLANATION: &str = "\
-How long kubelet waits where systemd runs the engines, in milliseconds. *Engine start* is `mount-s3` started by hand in the
+How long kubelet waits where systemd runs the engines, in milliseconds. *Engine start* is `mount-s3 --keep-alive` started by hand in the
 background, as root, with the flags and the environment of a publish, until it has returned and the mount answers; *publish* is
 `NodePublishVolume` for a new volume: a transient unit, its terminal, its signals and a look at the mount come on top;
 *republish* is the same call again, which kubelet makes every minute. All of them in turns, in one run.";
