@@ -68,7 +68,7 @@ fn the_chart_is_installed_changes_its_strategy_and_leaves_only_what_the_document
     cluster.our_chart("upgrade", &["--reuse-values", "--set", "strategy=pod"]).unwrap();
     assert!(cluster.get("deployment", "s3-csi-controller").is_object());
 
-    chart::run(cluster.helm(&["uninstall", RELEASE])).unwrap();
+    chart::run(cluster.helm(&["uninstall", "--wait", RELEASE])).unwrap();
     for (kind, name) in [
         ("daemonset", "s3-csi-node"),
         ("deployment", "s3-csi-controller"),
@@ -85,7 +85,7 @@ fn the_chart_is_installed_changes_its_strategy_and_leaves_only_what_the_document
 
     // What was kept is taken over by the next install.
     cluster.our_chart("install", &["--set", "cleanupCRDOnUninstall=true"]).unwrap();
-    chart::run(cluster.helm(&["uninstall", RELEASE])).unwrap();
+    chart::run(cluster.helm(&["uninstall", "--wait", RELEASE])).unwrap();
     assert_eq!(cluster.get("crd", DEFINITION), Value::Null);
 }
 
