@@ -89,7 +89,8 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Alive
     };
     let words = env::args_os().skip(1).collect();
     let keeping = Keeping { engine_oom_score: ask_for_mercy(), ..KEEPING };
-    let kept = alone.keep(&program, words, connection.device.into(), keeping, &mut on_ready);
+    let keys = environment.keys.clone();
+    let kept = alone.keep(&program, words, keys, connection.device.into(), keeping, &mut on_ready);
     handle.close();
     if let Some(unmount) = &*unmount {
         // Nothing to do if somebody else did; else the directory of a mount that was given up would stay unusable.

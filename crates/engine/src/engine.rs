@@ -115,7 +115,9 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     };
     let turn = state.turn();
     let trial = match state.region() {
-        Some(region) if turn == Turn::Successor => Trial::Believe { region, network_gbps: state.network_gbps() },
+        Some(region) if turn == Turn::Successor && !environment.must_be_sure => {
+            Trial::Believe { region, network_gbps: state.network_gbps() }
+        }
         Some(_) | None => Trial::Ask,
     };
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
 
@@ -59,16 +59,17 @@ impl Alone {
     }
 
     /// Runs engines until the mount has ended. Each gets the same arguments and our environment, and is told by a variable
-    /// which descriptor its mount is.
+    /// which descriptor its mount is. `keys` is the file that the environment says the keys are in.
     pub fn keep(
         &self,
         program: &Path,
         arguments: Vec<OsString>,
+        keys: Option<PathBuf>,
         fuse: OwnedFd,
         keeping: Keeping,
         on_ready: &mut dyn FnMut(),
     ) -> Result<(), AloneError> {
-        let launch = Launch::repeated(arguments);
+        let launch = Launch::repeated(arguments, keys);
         let post = Post { program, launch: &launch, cache: None, slot: &self.slot, keeping: Some(keeping) };
         let mut tell = |news: &Answer| {
             if *news == Answer::Ready {

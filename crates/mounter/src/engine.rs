@@ -40,6 +40,16 @@ pub struct Inheritance<'a> {
     pub fuse: BorrowedFd<'a>,
     /// Memory in which it finds what engines before it knew, and leaves what it knows.
     pub state: Option<BorrowedFd<'a>>,
+    pub haste: Haste,
+}
+
+/// Whether an engine may take its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Haste {
+    /// Somebody may be waiting for it.
+    AtOnce,
+    /// Another one serves the mount: it shall find out first whether its keys work.
+    WhenSure,
 }
 
 /// A line that an engine wrote.
@@ -99,6 +109,9 @@ static SPAWN: Mutex<()> = Mutex::new(());
 /// Tells an engine the numbers of its state and control descriptors, and of its mount if its arguments do not. An engine that does not know the variable works without.
 const KEEPER: &str = "S3CSI_ENGINE_KEEPER";
 
+/// Set if the engine shall ask the server before it takes a mount over.
+const WHEN_SURE: &str = "S3CSI_ENGINE_WHEN_SURE";
+
 /// How often a process that shall stand still is looked at.
 const PAUSE_STEP: Duration = Duration::from_millis(1);
 
@@ -132,6 +145,7 @@ impl Engine {
             // Its errors are shown to users.
             .env("RUST_BACKTRACE", "0")
             .env_remove(KEEPER)
+            .env_remove(WHEN_SURE)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -143,6 +157,9 @@ impl Engine {
                 let _ = write!(numbers, ",{}", fuse.as_raw_fd());
             }
             command.env(KEEPER, numbers);
+        }
+        if inheritance.haste == Haste::WhenSure {
+            command.env(WHEN_SURE, "1");
         }
         let spawned = command.spawn();
         drop((fuse, state, theirs));

@@ -4,6 +4,7 @@
 //! not speak with us (another `mount-s3`) is run as it is and takes its mount with it.
 
 mod death;
+mod keys;
 mod pulse;
 mod spare;
 
@@ -15,13 +16,14 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::MemfdFlags;
 
-use crate::engine::{self, Ended, Engine, Inheritance, Life, News, StartError, Stream};
+use crate::engine::{self, Ended, Engine, Haste, Inheritance, Life, News, StartError, Stream};
 use crate::handoff::Answer;
 use crate::launch::Launch;
 use crate::log::{self, Chain};
 use crate::slots::Slot;
 use crate::survival;
 use death::{KILL, MemoryKills};
+use keys::{Fingerprint, Keys};
 use pulse::{Connection, Limits, Pulse, Signs, TICK, Trouble};
 use spare::Spare;
 
@@ -109,8 +111,13 @@ struct Outage {
 /// The engine that serves or is about to, and perhaps one that could.
 struct Engines {
     current: Engine,
+    /// What the present engine signs with.
+    keys: Option<Fingerprint>,
     spare: Option<Spare>,
 }
+
+/// An engine that may take over, and the keys it was started with.
+type Successor = (Engine, Option<Fingerprint>);
 
 /// What is known over all engines of a mount.
 struct Keeper<'a> {
@@ -135,6 +142,9 @@ struct Keeper<'a> {
     verdict: Option<String>,
     /// How many requests for another engine were heard of.
     upgrades: u64,
+    keys: Keys,
+    /// Keys that could not be used, and when they are tried again.
+    unusable_keys: Option<(Fingerprint, Instant)>,
     standby_failures: u32,
     /// No other standby is started before.
     standby_not_before: Instant,
@@ -149,7 +159,10 @@ pub fn run(
 ) -> Result<Finished, StartError> {
     let state = post.keeping.map(|_| rustix::fs::memfd_create("engine state", MemfdFlags::CLOEXEC)).transpose();
     let state = state.map_err(|cause| StartError::Inherit { cause: cause.into() })?;
-    let inheritance = Inheritance { fuse: fuse.as_fd(), state: state.as_ref().map(AsFd::as_fd) };
+    let inheritance = Inheritance { fuse: fuse.as_fd(), state: state.as_ref().map(AsFd::as_fd), haste: Haste::AtOnce };
+    let mut keys = Keys::in_file(post.launch.keys());
+    // Before the engine reads them: if they change between the two, one engine too many is started, and not one too few.
+    let first_keys = keys.look();
     let first = Engine::start(post.program, post.launch, post.cache, inheritance)?;
     if let Some(keeping) = &post.keeping {
         keeping.treat(&first);
@@ -179,15 +192,17 @@ pub fn run(
         memory: (MemoryKills::default(), Instant::now()),
         verdict: None,
         upgrades: post.slot.upgrades(),
+        keys,
+        unusable_keys: None,
         standby_failures: 0,
         standby_not_before: Instant::now(),
     };
-    Ok(keeper.keep(first))
+    Ok(keeper.keep(first, first_keys))
 }
 
 impl Keeper<'_> {
-    fn keep(&mut self, first: Engine) -> Finished {
-        let mut engines = Engines { current: first, spare: None };
+    fn keep(&mut self, first: Engine, keys: Option<Fingerprint>) -> Finished {
+        let mut engines = Engines { current: first, keys, spare: None };
         self.welcome(&engines.current);
         let ended = loop {
             let all = std::iter::once(&engines.current).chain(engines.spare.as_ref().map(Spare::engine));
@@ -201,7 +216,7 @@ impl Keeper<'_> {
             let noticed = Instant::now();
             let (successor, ended) = self.bury(engines.current, engines.spare.take(), noticed);
             match successor {
-                Some(successor) => engines = Engines { current: successor, spare: None },
+                Some((current, keys)) => engines = Engines { current, keys, spare: None },
                 None => break ended,
             }
             self.welcome(&engines.current);
@@ -210,7 +225,7 @@ impl Keeper<'_> {
     }
 
     /// Collects an engine that has ended and finds another one, if the mount needs one.
-    fn bury(&mut self, engine: Engine, spare: Option<Spare>, noticed: Instant) -> (Option<Engine>, Ended) {
+    fn bury(&mut self, engine: Engine, spare: Option<Spare>, noticed: Instant) -> (Option<Successor>, Ended) {
         let ended = engine.collect();
         if !self.must_continue() {
             spare.into_iter().for_each(Spare::dismiss);
@@ -268,15 +283,15 @@ impl Keeper<'_> {
     }
 
     /// Nothing, if the time is over or the mount is gone.
-    fn start_successor(&mut self) -> Option<Engine> {
+    fn start_successor(&mut self) -> Option<Successor> {
         loop {
             std::thread::sleep(pause(self.failures).min(self.time_left()));
             let is_pointless = self.time_left().is_zero() || self.post.slot.is_unwanted() || !self.is_connected();
             if is_pointless {
                 return None;
             }
-            match self.start_engine()? {
-                Ok(engine) => return Some(engine),
+            match self.start_engine(Haste::AtOnce)? {
+                Ok(successor) => return Some(successor),
                 Err(error) => {
                     self.failures = self.failures.saturating_add(1);
                     log::warn("successor not started", &[("source", &self.label()), ("error", &Chain(&error))]);
@@ -286,11 +301,12 @@ impl Keeper<'_> {
     }
 
     /// Nothing, if there is nothing to inherit.
-    fn start_engine(&self) -> Option<Result<Engine, StartError>> {
+    fn start_engine(&mut self, haste: Haste) -> Option<Result<Successor, StartError>> {
         let kept = self.kept.as_ref()?;
-        let inheritance = Inheritance { fuse: kept.fuse.as_fd(), state: Some(kept.state.as_fd()) };
+        let keys = self.keys.look();
+        let inheritance = Inheritance { fuse: kept.fuse.as_fd(), state: Some(kept.state.as_fd()), haste };
         let started = Engine::start(self.post.program, self.post.launch, self.post.cache, inheritance);
-        Some(started.inspect(|it| self.keeping.treat(it)))
+        Some(started.inspect(|it| self.keeping.treat(it)).map(|it| (it, keys)))
     }
 
     fn time_left(&self) -> Duration {

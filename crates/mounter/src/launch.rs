@@ -1,7 +1,7 @@
 //! Checks what a request wants an engine to be run with. Decides only; nothing is started or made here.
 
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::handoff::MountRequest;
@@ -21,6 +21,7 @@ enum Kind {
     /// As we were started ourselves.
     Repeated {
         words: Vec<OsString>,
+        keys: Option<PathBuf>,
     },
 }
 
@@ -50,6 +51,7 @@ const MAX_BUCKET_BYTES: usize = 2048;
 
 const CACHE: &str = "--cache";
 const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
+const KEYS: &str = "AWS_SHARED_CREDENTIALS_FILE";
 const FOREGROUND: &str = "--foreground";
 const FOREGROUND_SHORT: &str = "-f";
 
@@ -72,9 +74,17 @@ impl TryFrom<MountRequest> for Launch {
 }
 
 impl Launch {
-    /// With these arguments and our own environment.
-    pub fn repeated(words: Vec<OsString>) -> Self {
-        Self(Kind::Repeated { words })
+    /// With these arguments and our own environment, which says that the keys are in this file.
+    pub fn repeated(words: Vec<OsString>, keys: Option<PathBuf>) -> Self {
+        Self(Kind::Repeated { words, keys })
+    }
+
+    /// The file with the keys, if there is one of its own.
+    pub fn keys(&self) -> Option<&Path> {
+        match &self.0 {
+            Kind::Requested { env, .. } => env.iter().find(|(name, _)| name == KEYS).map(|(_, path)| Path::new(path)),
+            Kind::Repeated { keys, .. } => keys.as_deref(),
+        }
     }
 
     /// Says whom the engine trusts, unless the request does.
@@ -109,7 +119,7 @@ impl Launch {
                 command.args(self.arguments(mount_point, cache)).env_clear();
                 command.envs(env.iter().map(|(name, value)| (name, value)));
             }
-            Kind::Repeated { words } => {
+            Kind::Repeated { words, .. } => {
                 command.args(words);
             }
         }
@@ -119,7 +129,7 @@ impl Launch {
     fn arguments(&self, mount_point: &str, cache: Option<&Path>) -> Vec<OsString> {
         let (bucket, mut args) = match &self.0 {
             Kind::Requested { bucket, args, .. } => (bucket, args.clone()),
-            Kind::Repeated { words } => return words.clone(),
+            Kind::Repeated { words, .. } => return words.clone(),
         };
         if let Some(cache) = cache {
             args.push(format!("{CACHE}={}", cache.display()));
@@ -256,6 +266,13 @@ mod tests {
         assert_eq!(environment(&["A=b"], Some("/ca/bundle")), ["A=b", "AWS_CA_BUNDLE=/ca/bundle"]);
         assert_eq!(environment(&["AWS_CA_BUNDLE=/theirs"], Some("/ca/bundle")), ["AWS_CA_BUNDLE=/theirs"]);
         assert_eq!(environment(&["A=b"], None), ["A=b"]);
+    }
+
+    #[test]
+    fn the_file_of_the_keys_is_where_the_request_says() {
+        let keys = |env: &[&str]| Launch::try_from(request("b", &[], env)).ok().unwrap().keys().map(Path::to_owned);
+        assert_eq!(keys(&["AWS_PROFILE=x", "AWS_SHARED_CREDENTIALS_FILE=/k/1"]), Some("/k/1".into()));
+        assert_eq!(keys(&["AWS_PROFILE=x"]), None);
     }
 
     /// What an engine finds in its environment.

@@ -29,6 +29,10 @@ pub struct Environment {
     pub keeps_alive: bool,
     /// Whoever started us holds our state and replaces us when we die.
     pub keeper: Option<KeeperDescriptors>,
+    /// Ask the server before a mount is taken over: the keys are new.
+    pub must_be_sure: bool,
+    /// The file that the keys are in.
+    pub keys: Option<PathBuf>,
     pub trials: Trials,
 }
 
@@ -61,6 +65,9 @@ pub const BACKGROUND_CHILD: &str = "S3CSI_ENGINE_BACKGROUND_CHILD";
 /// must work as well.
 const KEEPER: &str = "S3CSI_ENGINE_KEEPER";
 
+/// Set to anything by whoever keeps the mount.
+const WHEN_SURE: &str = "S3CSI_ENGINE_WHEN_SURE";
+
 /// Set to anything by strategy `systemd` of the driver. A variable for the same reason.
 const KEEP_ALIVE: &str = "S3CSI_ENGINE_KEEP_ALIVE";
 
@@ -85,6 +92,8 @@ impl Environment {
             is_background_child: set(BACKGROUND_CHILD).is_some(),
             keeps_alive: set(KEEP_ALIVE).is_some(),
             keeper: text(KEEPER).map(|it| keeper(&it)).transpose()?,
+            must_be_sure: set(WHEN_SURE).is_some(),
+            keys: set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from),
             trials: text(TRIALS).map(|it| trials(&it)).transpose()?.unwrap_or_default(),
         })
     }

@@ -1,11 +1,12 @@
 //! A second engine that is prepared and waits: as a standby, or to replace the present one on request.
 
+use std::fmt::{self, Display};
 use std::time::{Duration, Instant};
 
-use super::death;
+use super::keys::Fingerprint;
 use super::pulse::Signs;
-use super::{Engines, GO, Keeper, PREPARED, Standby, pause};
-use crate::engine::{Engine, Life, News};
+use super::{Engines, GO, Keeper, PREPARED, Standby, Successor, death, pause};
+use crate::engine::{Engine, Haste, Life, News};
 use crate::log::{self, Chain};
 
 /// How often is looked whether all files are stored.
@@ -14,11 +15,15 @@ pub const DRAIN_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a moment without any request is waited for.
 const QUIET_TIME: Duration = Duration::from_secs(2);
 
+/// How long after new keys did not work, or files were being written, they are tried again.
+const KEYS_INTERVAL: Duration = Duration::from_secs(30);
+
 /// A healthy process stands still within microseconds.
 const STANDSTILL_TIME: Duration = Duration::from_secs(1);
 
 pub struct Spare {
     engine: Engine,
+    keys: Option<Fingerprint>,
     purpose: Purpose,
     progress: Progress,
 }
@@ -28,7 +33,14 @@ enum Purpose {
     /// Takes over when the present engine dies.
     Standby,
     /// Takes over as soon as nothing would be lost.
-    Upgrade,
+    Replacement(Reason),
+}
+
+/// Why an engine that lives is replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    Asked,
+    NewKeys,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +50,8 @@ enum Progress {
 }
 
 impl Spare {
-    fn new(engine: Engine, purpose: Purpose) -> Self {
-        Self { engine, purpose, progress: Progress::Starting { since: Instant::now() } }
+    fn new((engine, keys): Successor, purpose: Purpose) -> Self {
+        Self { engine, keys, purpose, progress: Progress::Starting { since: Instant::now() } }
     }
 
     pub fn engine(&self) -> &Engine {
@@ -47,15 +59,15 @@ impl Spare {
     }
 
     pub fn is_waiting_for_files(&self) -> bool {
-        self.purpose == Purpose::Upgrade && matches!(self.progress, Progress::Prepared { .. })
+        self.purpose != Purpose::Standby && matches!(self.progress, Progress::Prepared { .. })
     }
 
     /// The mount is its own now. If it is not prepared yet, it goes on as any other successor.
-    pub fn promote(self) -> Engine {
+    pub fn promote(self) -> Successor {
         if matches!(self.progress, Progress::Prepared { .. }) {
             self.engine.say(GO);
         }
-        self.engine
+        (self.engine, self.keys)
     }
 
     /// Nobody needs it.
@@ -83,13 +95,12 @@ impl Keeper<'_> {
 
     /// Starts, uses or gives up the second engine.
     pub(super) fn tend_spare(&mut self, engines: &mut Engines) {
-        let upgrades = self.post.slot.upgrades();
-        if upgrades != self.upgrades {
-            self.upgrades = upgrades;
+        if let Some(reason) = self.reason_to_replace(engines) {
             // A standby is of the same kind as the present engine.
             engines.spare.take().into_iter().for_each(Spare::dismiss);
-            log::info("another engine is prepared to take over", &[("source", &self.label())]);
-            engines.spare = self.start_spare(Purpose::Upgrade);
+            let fields: [(&str, &dyn Display); 2] = [("source", &self.label()), ("reason", &reason)];
+            log::info("another engine is prepared to take over", &fields);
+            engines.spare = self.start_spare(Purpose::Replacement(reason));
         }
         match &engines.spare {
             None => self.ensure_standby(engines),
@@ -99,14 +110,29 @@ impl Keeper<'_> {
                 }
             }
             Some(Spare { purpose: Purpose::Standby, .. }) => {}
-            Some(Spare { purpose: Purpose::Upgrade, progress: Progress::Prepared { since }, .. }) => {
-                let since = *since;
+            Some(Spare { purpose: Purpose::Replacement(reason), progress: Progress::Prepared { since }, .. }) => {
+                let (reason, since) = (*reason, *since);
                 let is_late = since.elapsed() >= self.keeping.drain_time;
-                if !self.switch(engines, since) && is_late {
+                if !self.switch(engines, reason, since) && is_late {
                     self.give_up_spare(engines, "files are being written");
                 }
             }
         }
+    }
+
+    fn reason_to_replace(&mut self, engines: &Engines) -> Option<Reason> {
+        let upgrades = self.post.slot.upgrades();
+        if upgrades != self.upgrades {
+            self.upgrades = upgrades;
+            return Some(Reason::Asked);
+        }
+        let newest = match &engines.spare {
+            Some(spare) if spare.purpose != Purpose::Standby => spare.keys,
+            Some(_) | None => engines.keys,
+        };
+        let (found, newest) = self.keys.look().zip(newest)?;
+        let must_wait = self.unusable_keys.is_some_and(|(keys, until)| keys == found && Instant::now() < until);
+        (found != newest && !must_wait).then_some(Reason::NewKeys)
     }
 
     fn ensure_standby(&mut self, engines: &mut Engines) {
@@ -116,7 +142,11 @@ impl Keeper<'_> {
     }
 
     fn start_spare(&mut self, purpose: Purpose) -> Option<Spare> {
-        match self.start_engine()? {
+        let haste = match purpose {
+            Purpose::Replacement(Reason::NewKeys) => Haste::WhenSure,
+            Purpose::Replacement(Reason::Asked) | Purpose::Standby => Haste::AtOnce,
+        };
+        match self.start_engine(haste)? {
             Ok(engine) => Some(Spare::new(engine, purpose)),
             Err(error) => {
                 self.regret(purpose, &Chain(&error).to_string());
@@ -126,7 +156,7 @@ impl Keeper<'_> {
     }
 
     /// Ends the present engine if nothing is lost by that. The spare one takes over as after any other death.
-    fn switch(&mut self, engines: &Engines, since: Instant) -> bool {
+    fn switch(&mut self, engines: &Engines, reason: Reason, since: Instant) -> bool {
         let Some(kept) = &self.kept else { return false };
         // Whatever the engine is working on is sent again by the kernel, but not by every kernel: a quiet moment is better.
         let must_be_quiet = since.elapsed() < QUIET_TIME;
@@ -142,7 +172,7 @@ impl Keeper<'_> {
             engines.current.resume();
             return false;
         }
-        self.verdict = Some("replaced on request".to_owned());
+        self.verdict = Some(format!("replaced {reason}"));
         engines.current.kill();
         true
     }
@@ -162,9 +192,23 @@ impl Keeper<'_> {
                 self.standby_not_before = Instant::now() + pause(self.standby_failures.saturating_add(4));
                 log::warn("no engine stands by", &[("source", &self.label()), ("cause", &cause)]);
             }
-            Purpose::Upgrade => {
-                log::warn("engine not replaced", &[("source", &self.label()), ("cause", &cause)]);
+            Purpose::Replacement(reason) => {
+                if reason == Reason::NewKeys {
+                    self.unusable_keys = self.keys.look().map(|it| (it, Instant::now() + KEYS_INTERVAL));
+                }
+                let fields: [(&str, &dyn Display); 3] =
+                    [("source", &self.label()), ("reason", &reason), ("cause", &cause)];
+                log::warn("engine not replaced", &fields);
             }
         }
+    }
+}
+
+impl Display for Reason {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Asked => "on request",
+            Self::NewKeys => "for its new keys",
+        })
     }
 }

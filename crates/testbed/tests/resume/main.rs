@@ -5,6 +5,7 @@ mod alone;
 mod closing;
 mod handles;
 mod keeper;
+mod keys;
 mod names;
 mod old_kernels;
 mod stress;
