@@ -82,6 +82,9 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Alive
     heed(signals, alone.reins(), Arc::clone(&unmount)).map_err(|cause| AliveError::Signals { cause })?;
     let is_background_child = environment.is_background_child;
     let mut on_ready = || {
+        if let Some(unmount) = &*unmount {
+            unmount.read_far_ahead();
+        }
         // From now on nobody listens to the standard streams.
         if is_background_child && let Err(error) = background::detach_streams() {
             tracing::debug!(%error, "the standard streams stay open");

@@ -71,6 +71,8 @@ pub struct Connected {
     pub region: String,
     /// What the network of this machine can do, if the machine says so.
     pub network_gbps: Option<f64>,
+    /// What shall be used of it.
+    pub throughput_gbps: f64,
 }
 
 /// How much of the server has to be seen before the client is believed to work.
@@ -133,8 +135,14 @@ pub fn connect(
         TargetThroughputSetting::Instance { gbps } => Some(gbps),
         TargetThroughputSetting::User { .. } | TargetThroughputSetting::Default => None,
     };
-    let connected =
-        |client, region| Connected { client, pool: pool.clone(), memory_target: memory.bytes(), region, network_gbps };
+    let connected = |client, region| Connected {
+        client,
+        pool: pool.clone(),
+        memory_target: memory.bytes(),
+        region,
+        network_gbps,
+        throughput_gbps: throughput.value(),
+    };
     if *trial != Trial::Ask {
         return Ok(connected(client, region_name));
     }

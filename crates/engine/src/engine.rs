@@ -15,7 +15,7 @@ use mountpoint_s3_fs::fs::{CacheConfig, TimeToLive, UploadChecksumAlgorithm};
 use mountpoint_s3_fs::fuse::S3FuseFilesystem;
 use mountpoint_s3_fs::memory::PagedPool;
 use mountpoint_s3_fs::metrics::{self, MetricsConfig, OtlpConfig};
-use mountpoint_s3_fs::prefetch::{Prefetcher, PrefetcherBuilder};
+use mountpoint_s3_fs::prefetch::{Prefetcher, PrefetcherBuilder, PrefetcherConfig};
 use mountpoint_s3_fs::s3::{S3Path, S3Personality};
 use mountpoint_s3_fs::{Runtime, S3Filesystem, S3FilesystemConfig, ServerSideEncryption, Superblock, SuperblockConfig};
 
@@ -140,7 +140,8 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let cache_directory = cache_directory(arguments, environment, turn)?;
     let caches = Caches { directory: cache_directory.as_ref(), turn };
     let prefetcher = prefetcher(arguments, &path, &client, &runtime, &connected.pool, caches)?;
-    let config = file_system_config(arguments, personality);
+    let mut config = file_system_config(arguments, personality);
+    bound_read_window(&mut config.prefetcher_config, connected.throughput_gbps);
     let superblock_config = SuperblockConfig { cache_config: config.cache_config.clone(), s3_personality: personality };
     let superblock = Observed(Superblock::new(client.clone(), path, superblock_config));
     let files = S3Filesystem::new(client, prefetcher, connected.pool, runtime, superblock, config);
@@ -285,6 +286,21 @@ fn file_system_config(arguments: &Arguments, personality: S3Personality) -> S3Fi
         },
         read_only: arguments.read_only,
         ..usual
+    }
+}
+
+/// How far the library reads ahead of one reader. It would go on until the memory is used up, which makes nothing quicker: what
+/// the network carries in a tenth of a second bridges every distance, and memory that stays the same costs less than new one.
+fn bound_read_window(config: &mut PrefetcherConfig, gbps: f64) {
+    const OF_THE_LIBRARY: usize = 2 << 30;
+    const NARROWEST: usize = 64 << 20;
+    const PER_GBPS: f64 = 12_800_000.0;
+    // Somebody has chosen another one by the library's own variable.
+    if config.max_read_window_size == OF_THE_LIBRARY {
+        // A network is never so quick that this number is not exact.
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        let window = (gbps * PER_GBPS) as usize;
+        config.max_read_window_size = window.clamp(NARROWEST, OF_THE_LIBRARY);
     }
 }
 

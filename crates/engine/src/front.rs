@@ -9,6 +9,7 @@ mod kept;
 mod kernel;
 mod listing;
 mod opening;
+mod order;
 mod resume;
 mod table;
 

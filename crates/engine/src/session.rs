@@ -137,6 +137,9 @@ pub fn start(
     // were read through it, even if another engine took over.
     let session =
         FuseSession::from_session(session, most_threads, false).map_err(|cause| SessionError::Serve { cause })?;
+    if let Some(unmount) = &connection.unmount {
+        unmount.read_far_ahead();
+    }
     if let Some(keeper) = succession.keeper {
         keeper.report_serving(succession.state).map_err(SessionError::Keeper)?;
     }

@@ -1,6 +1,7 @@
 //! The mounter: receives mount requests with a FUSE descriptor each and runs one engine per request.
 //!
-//! [`handoff`] is both ends of the protocol and the only part the node uses; the rest is the program `s3csi-mounter`.
+//! [`handoff`] is both ends of the protocol and, with [`read_ahead`], all that the node uses; the rest is the program
+//! `s3csi-mounter`.
 #![forbid(unsafe_code)]
 
 pub mod alone;
@@ -13,6 +14,7 @@ mod keeper;
 mod launch;
 pub mod log;
 mod output;
+pub mod read_ahead;
 mod serve;
 mod slots;
 mod socket;

@@ -325,6 +325,13 @@ pub fn device(path: &Path) -> u64 {
     fs::metadata(path).unwrap().dev()
 }
 
+/// How many KiB the kernel reads ahead in the file system that a path is in.
+pub fn read_ahead(path: &Path) -> String {
+    let device = device(path);
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    fs::read_to_string(format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb")).unwrap().trim().to_owned()
+}
+
 /// Names in a directory, sorted; none if there is no such directory.
 pub fn names_in(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();

@@ -19,6 +19,7 @@ use rustix::mount::{
     mount_remount, move_mount, open_tree, unmount,
 };
 use rustix::thread::UnshareFlags;
+use s3csi_mounter::read_ahead;
 
 use super::probe::Prober;
 use super::table::OUR_SOURCE;
@@ -154,6 +155,12 @@ impl Host for Kernel {
             }
         }
         Err(HostError::AbortHidden { device })
+    }
+
+    /// A number that the kernel keeps for each file system; the server is not asked.
+    fn read_far_ahead(&self, device: Device) -> Result<(), HostError> {
+        let Device { major, minor } = device;
+        read_ahead::extend(major, minor).map_err(|cause| HostError::ReadAhead { device, cause })
     }
 
     /// The one call that asks the file system, so it has a thread of its own and a deadline.

@@ -60,6 +60,9 @@ pub trait Host: Send + Sync + 'static {
     /// Who waited uses the mount for a moment longer, so `detach` comes next and not `unmount`.
     fn abort(&self, device: Device) -> Result<(), HostError>;
 
+    /// Let the kernel read far ahead of those who read a file of this FUSE file system in order. Somebody must serve it already.
+    fn read_far_ahead(&self, device: Device) -> Result<(), HostError>;
+
     /// Ask the file system at a path for the attributes of its root, waiting until `deadline` at most.
     fn probe(&self, at: &Path, deadline: Instant) -> Probe;
 
@@ -152,6 +155,13 @@ pub enum HostError {
     #[error("failed to unmount {at:?}")]
     Unmount {
         at: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+
+    #[error("failed to set the read-ahead of FUSE file system {device}")]
+    ReadAhead {
+        device: Device,
         #[source]
         cause: io::Error,
     },

@@ -29,6 +29,7 @@ pub enum Call {
     Unmount { at: PathBuf },
     Detach { at: PathBuf },
     Abort { device: Device },
+    ReadFarAhead { device: Device },
     Probe { at: PathBuf },
     CreateDirectory { path: PathBuf, mode: u32 },
     RemoveDirectory { path: PathBuf },
@@ -43,6 +44,7 @@ pub enum Operation {
     Unmount,
     Detach,
     Abort,
+    ReadFarAhead,
     CreateDirectory,
     RemoveDirectory,
 }
@@ -221,6 +223,11 @@ impl Host for Scripted {
                 Ok(())
             }
         }
+    }
+
+    fn read_far_ahead(&self, device: Device) -> Result<(), HostError> {
+        let failure = self.called(Call::ReadFarAhead { device }, Operation::ReadFarAhead).1;
+        failure.map_or(Ok(()), |cause| Err(HostError::ReadAhead { device, cause }))
     }
 
     fn probe(&self, at: &Path, _deadline: Instant) -> Probe {

@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use s3csi_core::chain::Chain;
 use s3csi_mounter::handoff::{self, Answer, MountRequest, SendError};
 
 use super::life_line::{self, News};
@@ -239,7 +240,12 @@ fn serve(
     let mut is_mounter_gone = false;
     loop {
         match received.recv_timeout(until.saturating_duration_since(Instant::now())) {
-            Ok(Event::Probed(Probe::Alive { device: seen })) if seen == device => return Ok(device),
+            Ok(Event::Probed(Probe::Alive { device: seen })) if seen == device => {
+                if let Err(error) = host.read_far_ahead(device) {
+                    tracing::debug!(source = %source.name, error = %Chain(&error), "big files will be read a bit slower");
+                }
+                return Ok(device);
+            }
             Ok(Event::Probed(Probe::Unknown(cause))) => {
                 return Err(SourceError::Unknown { path: source.path.clone(), cause });
             }

@@ -35,10 +35,15 @@ fn a_served_mount_is_alive_as_its_own_device_and_its_bind_too() {
             }
         }
         assert_eq!(world.kernel.mount_table().unwrap().of_device(mounted.device).count(), 2);
+        let setting = format!("/sys/class/bdi/{}/read_ahead_kb", mounted.device);
+        assert_eq!(fs::read_to_string(&setting).unwrap(), "128\n");
+        world.kernel.read_far_ahead(mounted.device).unwrap();
+        assert_eq!(fs::read_to_string(&setting).unwrap(), "512\n");
 
         world.kernel.unmount(&target).unwrap();
         world.kernel.unmount(&source).unwrap();
         server.join();
+        assert!(matches!(world.kernel.read_far_ahead(mounted.device), Err(HostError::ReadAhead { .. })));
     });
 }
 

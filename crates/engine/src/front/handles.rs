@@ -11,6 +11,7 @@ use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::metablock::ReadWriteMode;
 
 use super::close_rule::{CloseRule, Owners};
+use super::order::ReadOrder;
 use super::resume::{Attempt, not_open};
 use super::table::NewHandle;
 use super::{Commits, Failure, Front, Outcome, opening};
@@ -34,6 +35,7 @@ pub struct Handle {
     is_reopened: AtomicBool,
     /// A small file that was fetched while it was looked up.
     content: Mutex<Content>,
+    order: ReadOrder,
 }
 
 enum Content {
@@ -56,6 +58,7 @@ impl Handle {
             is_complete: AtomicBool::new(false),
             is_reopened: AtomicBool::new(false),
             content: Mutex::new(Content::OnServer),
+            order: ReadOrder::default(),
         }
     }
 
@@ -170,6 +173,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             let end = start.saturating_add(size as usize).min(content.len());
             return Ok(content.slice(start..end));
         }
+        let _turn = handle.order.enter(u64::try_from(offset).unwrap_or_default(), size.into());
         Ok(block_on(self.files.read(handle.inode, handle.inner, offset, size, flags, lock_owner))?)
     }
 

@@ -10,10 +10,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
 };
+use s3csi_mounter::read_ahead;
 
 use super::{Access, MountOptions, descriptor};
 
@@ -151,6 +153,18 @@ impl MountPoint {
 }
 
 impl Unmount {
+    /// Makes the kernel read far ahead of those who read in order, if we may. The kernel must have been answered.
+    pub fn read_far_ahead(&self) {
+        let at = |flags| statx(CWD, &self.path, flags, StatxFlags::empty());
+        // Nobody is asked for what the kernel knows.
+        let outcome = at(AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC)
+            .map_err(io::Error::from)
+            .and_then(|it| read_ahead::extend(it.stx_dev_major, it.stx_dev_minor));
+        if let Err(error) = outcome {
+            tracing::debug!(%error, "the kernel reads ahead as far as usual");
+        }
+    }
+
     /// Takes the mount away from the directory at once; files that are open go on working until they are closed.
     pub fn detach(&self) -> io::Result<()> {
         match &self.way {

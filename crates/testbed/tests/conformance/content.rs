@@ -4,10 +4,12 @@ use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::process::Command;
+use std::thread;
 
 use rustix::io::Errno;
 use s3csi_testbed::s3::{Config, Operation};
 use s3csi_testbed::wait::wait_for;
+use s3csi_testbed::world::read_ahead;
 use sha2::{Digest as _, Sha256};
 
 use crate::on_both_servers;
@@ -23,6 +25,7 @@ on_both_servers!(
     a_file_is_stored_once_fsync_returned,
     a_large_file_survives_the_round_trip,
     reads_at_random_places_get_the_right_bytes,
+    several_readers_of_one_open_file_get_the_right_bytes,
     small_files_read_one_after_the_other_are_right,
     a_small_file_that_others_replaced_is_read_as_it_is_now,
     objects_made_by_others_are_seen,
@@ -112,6 +115,7 @@ fn a_large_file_survives_the_round_trip(world: &World) {
     let mut digest = Sha256::new();
     let mut file = File::open(mount.path("large")).unwrap();
     let mut buffer = vec![0; 1024 * 1024];
+    assert_eq!(read_ahead(&mount.path("")), "512");
     loop {
         match file.read(&mut buffer).unwrap() {
             0 => break,
@@ -139,6 +143,30 @@ fn reads_at_random_places_get_the_right_bytes(world: &World) {
     let mut beyond = [0; 16];
     assert_eq!(file.read_at(&mut beyond, content.len() as u64 - 3).unwrap(), 3, "the end of the file");
     assert_eq!(file.read_at(&mut beyond, content.len() as u64 + 3).unwrap(), 0, "beyond the end");
+    drop(file);
+    mount.unmount();
+}
+
+/// Each in order, but not in the order of the others.
+fn several_readers_of_one_open_file_get_the_right_bytes(world: &World) {
+    const READERS: usize = 4;
+    let content = noise(9, 24 * 1024 * 1024 + 5);
+    world.put("file", &content);
+    let mount = world.mount();
+    let file = File::open(mount.path("file")).unwrap();
+    let part = content.len() / READERS;
+    thread::scope(|scope| {
+        for (number, expected) in content.chunks(part).enumerate() {
+            let file = &file;
+            scope.spawn(move || {
+                let mut buffer = vec![0; expected.len()];
+                for (step, piece) in buffer.chunks_mut(300_000).enumerate() {
+                    file.read_exact_at(piece, (number * part + step * 300_000) as u64).unwrap();
+                }
+                assert!(buffer == expected, "other bytes in part {number}");
+            });
+        }
+    });
     drop(file);
     mount.unmount();
 }

@@ -7,6 +7,7 @@ use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::kubelet::Volume;
 use s3csi_testbed::store::Store as _;
 use s3csi_testbed::wait::wait_for;
+use s3csi_testbed::world::read_ahead;
 use tonic::Code;
 
 use crate::world::{BUCKET, World, check_refused, device, names_in, pod, volume};
@@ -19,6 +20,7 @@ fn a_published_target_shows_the_bucket_and_what_is_written_there_is_in_the_bucke
 
     let target = world.publish(&volume(1));
     assert_eq!(fs::read_to_string(target.join("from/store.txt")).unwrap(), "made in the store");
+    assert_eq!(read_ahead(&target), "512", "the engine may not say it itself");
     fs::write(target.join("hello.txt"), "made by the workload").unwrap();
     assert_eq!(world.store.object(BUCKET, "hello.txt").as_deref(), Some(b"made by the workload".as_slice()));
 

@@ -9,6 +9,7 @@ use s3csi_testbed::kubelet::Volume;
 use s3csi_testbed::store::{Account, Store as _};
 use s3csi_testbed::systemd::{beside_systemd, journal, over_a_restart_of_the_machine, systemctl};
 use s3csi_testbed::wait::wait_for;
+use s3csi_testbed::world::read_ahead;
 
 use crate::world::{BUCKET, World, mount_units, names_in, only_unit, volume};
 
@@ -20,6 +21,7 @@ fn pod_start_creates_a_unit_that_serves_the_target_itself() {
         let target = world.publish(&volume(1));
         world.check_serves(&target);
         assert_eq!(world.mounts(), [target.as_path()], "no source and no bind: the target is the mount");
+        wait_for("the kernel reads far ahead", || read_ahead(&target) == "512");
 
         // What the operations guide promises.
         let table = systemctl(&["list-units", "mount-s3-*"]);
@@ -105,11 +107,12 @@ fn node_restart_everything_is_recreated() {
 }
 
 #[test]
-fn credential_refresh_rewrites_the_keys_of_a_running_engine_without_a_restart() {
+fn credential_refresh_brings_new_keys_to_a_running_mount_without_another_unit() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-keys");
         let world = World::start_beside_systemd(&fixture);
-        let (old, new) = (Account::named("old"), Account::named("new"));
+        let old = Account::named("old");
+        let new = Account::new(&old.access_key, "rotated-NeverPrintThis");
         world.store.add_account(&old).unwrap();
         world.store.create_bucket("of-old", &old).unwrap();
         let with = |account: &Account| {
@@ -118,10 +121,17 @@ fn credential_refresh_rewrites_the_keys_of_a_running_engine_without_a_restart() 
         };
         let target = world.publish(&with(&old));
         fs::write(target.join("file"), "x").unwrap();
-        let unit = only_unit();
+        let (unit, keeper) = (only_unit(), world.engine());
+        let serving = world.serving(keeper);
 
+        // The old key is worth nothing from now on.
+        world.store.add_account(&new).unwrap();
         world.publish(&with(&new));
-        assert_eq!(only_unit(), unit, "the engine was not restarted");
+        wait_for("an engine with the new key serves", || {
+            world.serving(keeper).is_some_and(|it| Some(it) != serving) && fs::metadata(target.join("file")).is_ok()
+        });
+        fs::write(target.join("after"), "x").unwrap();
+        assert_eq!((only_unit(), world.engine()), (unit, keeper), "nothing was mounted anew");
         let place = names_in(&world.plugin.credentials());
         assert_eq!(place.len(), 1);
         let file = world.plugin.credentials().join(&place[0]).join("credentials/s3-csi-credentials");
