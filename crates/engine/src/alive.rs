@@ -1,5 +1,6 @@
 //! `--keep-alive`: this process mounts and keeps the mount; a child of it serves, and is replaced when it dies.
 
+use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -8,6 +9,8 @@ use std::time::Duration;
 use std::{env, io};
 
 use s3csi_mounter::alone::{Alone, AloneError, Reins};
+use s3csi_mounter::handoff::Answer;
+use s3csi_mounter::report::Report;
 use s3csi_mounter::{Keeping, Standby, ask_for_mercy};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -81,25 +84,41 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Alive
     let unmount = Arc::new(connection.unmount);
     heed(signals, alone.reins(), Arc::clone(&unmount)).map_err(|cause| AliveError::Signals { cause })?;
     let is_background_child = environment.is_background_child;
-    let mut on_ready = || {
-        if let Some(unmount) = &*unmount {
-            unmount.read_far_ahead();
+    let mut engines = 1;
+    let mut tell = |news: &Answer| {
+        if *news == Answer::Ready {
+            if let Some(unmount) = &*unmount {
+                unmount.read_far_ahead();
+            }
+            // From now on nobody listens to the standard streams.
+            if is_background_child && let Err(error) = background::detach_streams() {
+                tracing::debug!(%error, "the standard streams stay open");
+            }
         }
-        // From now on nobody listens to the standard streams.
-        if is_background_child && let Err(error) = background::detach_streams() {
-            tracing::debug!(%error, "the standard streams stay open");
+        if let Some(report) = Report::after(news, engines + 1) {
+            engines += 1;
+            tell_manager(environment, &report);
         }
     };
     let words = env::args_os().skip(1).collect();
     let keeping = Keeping { engine_oom_score: ask_for_mercy(), ..KEEPING };
     let keys = environment.keys.clone();
-    let kept = alone.keep(&program, words, keys, connection.device.into(), keeping, &mut on_ready);
+    let kept = alone.keep(&program, words, keys, connection.device.into(), keeping, &mut tell);
     handle.close();
     if let Some(unmount) = &*unmount {
         // Nothing to do if somebody else did; else the directory of a mount that was given up would stay unusable.
         let _ = unmount.detach();
     }
     kept.map_err(AliveError::Alone)
+}
+
+/// `systemctl status` shows it, and the node hears of it.
+fn tell_manager(environment: &Environment, report: &Report) {
+    let Some(socket) = &environment.manager else { return };
+    let told = UnixDatagram::unbound().and_then(|it| it.send_to(format!("STATUS={report}").as_bytes(), socket));
+    if let Err(error) = told {
+        tracing::debug!(%error, "the service manager was not told");
+    }
 }
 
 /// Unmounts when the end is asked for; whoever still has files open after a while loses them.

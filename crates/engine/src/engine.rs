@@ -115,7 +115,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     };
     let turn = state.turn();
     let trial = match state.region() {
-        Some(region) if turn == Turn::Successor && !environment.must_be_sure => {
+        Some(region) if turn == Turn::Successor && !environment.keeper.is_some_and(|it| it.must_be_sure) => {
             Trial::Believe { region, network_gbps: state.network_gbps() }
         }
         Some(_) | None => Trial::Ask,
@@ -297,8 +297,7 @@ fn bound_read_window(config: &mut PrefetcherConfig, gbps: f64) {
     const PER_GBPS: f64 = 12_800_000.0;
     // Somebody has chosen another one by the library's own variable.
     if config.max_read_window_size == OF_THE_LIBRARY {
-        // A network is never so quick that this number is not exact.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is bounded on the next line")]
         let window = (gbps * PER_GBPS) as usize;
         config.max_read_window_size = window.clamp(NARROWEST, OF_THE_LIBRARY);
     }

@@ -67,16 +67,11 @@ impl Alone {
         keys: Option<PathBuf>,
         fuse: OwnedFd,
         keeping: Keeping,
-        on_ready: &mut dyn FnMut(),
+        tell: &mut dyn FnMut(&Answer),
     ) -> Result<(), AloneError> {
         let launch = Launch::repeated(arguments, keys);
         let post = Post { program, launch: &launch, cache: None, slot: &self.slot, keeping: Some(keeping) };
-        let mut tell = |news: &Answer| {
-            if *news == Answer::Ready {
-                on_ready();
-            }
-        };
-        let finished = keeper::run(&post, fuse, &mut tell, &mut relay).map_err(AloneError::Start)?;
+        let finished = keeper::run(&post, fuse, tell, &mut relay).map_err(AloneError::Start)?;
         let Ended { status, stderr } = finished.ended;
         match status {
             Ok(status) if status.success() || self.slot.is_unwanted() => Ok(()),

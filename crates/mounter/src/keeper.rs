@@ -101,11 +101,20 @@ struct Kept {
     state: File,
 }
 
+/// Why an engine had to end.
+#[derive(Clone, Debug)]
+struct Verdict {
+    cause: String,
+    /// It was well, and another one is ready to take its place.
+    is_planned: bool,
+}
+
 /// A time in which nobody serves the mount.
 #[derive(Clone, Debug)]
 struct Outage {
     since: Instant,
     cause: String,
+    is_planned: bool,
 }
 
 /// The engine that serves or is about to, and perhaps one that could.
@@ -139,7 +148,7 @@ struct Keeper<'a> {
     /// Kills for want of memory, when that was looked at last.
     memory: (MemoryKills, Instant),
     /// Why we killed the present engine.
-    verdict: Option<String>,
+    verdict: Option<Verdict>,
     /// How many requests for another engine were heard of.
     upgrades: u64,
     keys: Keys,
@@ -266,20 +275,23 @@ impl Keeper<'_> {
     }
 
     fn note_death(&mut self, ended: &Ended, noticed: Instant) {
-        let cause = self.verdict.take().unwrap_or_else(|| death::cause(ended, self.memory.0.are_more_now()));
+        let Verdict { cause, is_planned } = self
+            .verdict
+            .take()
+            .unwrap_or_else(|| Verdict { cause: death::cause(ended, self.memory.0.are_more_now()), is_planned: false });
         let is_own_fault = ended.status.as_ref().is_ok_and(|it| it.signal() != Some(KILL));
         let lived = self.running_since.map_or(Duration::ZERO, |it| noticed.duration_since(it));
         let is_same_trouble = lived.is_zero() || (is_own_fault && lived < STEADY_AFTER);
         self.failures = if is_same_trouble || lived < SHORT_LIFE { self.failures.saturating_add(1) } else { 0 };
-        log::warn("engine died; another one takes its place", &[("source", &self.label()), ("cause", &cause)]);
-        match &mut self.outage {
-            Some(outage) if is_same_trouble => outage.cause = cause,
-            outage => {
-                // Of a frozen engine, the time since its last heartbeat counts as well.
-                let since = self.pulse.silent_since().unwrap_or(noticed);
-                *outage = Some(Outage { since, cause });
-            }
+        if is_planned {
+            log::info("engine is replaced", &[("source", &self.label()), ("reason", &cause)]);
+        } else {
+            log::warn("engine died; another one takes its place", &[("source", &self.label()), ("cause", &cause)]);
         }
+        // Of a frozen engine, the time since its last heartbeat counts as well; of several with the same trouble, all of them.
+        let begun = self.outage.as_ref().filter(|_| is_same_trouble).map(|it| it.since);
+        let since = begun.or_else(|| self.pulse.silent_since()).unwrap_or(noticed);
+        self.outage = Some(Outage { since, cause, is_planned });
     }
 
     /// Nothing, if the time is over or the mount is gone.
@@ -346,7 +358,12 @@ impl Keeper<'_> {
                 let stall = outage.since.elapsed();
                 let stall_milliseconds = u64::try_from(stall.as_millis()).unwrap_or(u64::MAX);
                 log::info("mount resumed", &[("source", &self.label()), ("stall", &format_args!("{stall:?}"))]);
-                (self.tell)(&Answer::Resumed { cause: outage.cause.clone(), stall_milliseconds });
+                let cause = outage.cause.clone();
+                (self.tell)(&if outage.is_planned {
+                    Answer::Replaced { reason: cause, stall_milliseconds }
+                } else {
+                    Answer::Resumed { cause, stall_milliseconds }
+                });
             }
             _ => {}
         }
@@ -360,7 +377,7 @@ impl Keeper<'_> {
     fn tick(&mut self, engines: &mut Engines) {
         let Some(running_since) = self.running_since else {
             if self.outage.is_some() && self.time_left().is_zero() && self.verdict.is_none() {
-                self.verdict = Some("did not start in time".to_owned());
+                self.verdict = Some(Verdict { cause: "did not start in time".to_owned(), is_planned: false });
                 engines.current.kill();
             }
             return;
@@ -384,12 +401,12 @@ impl Keeper<'_> {
     }
 
     fn condemn(&mut self, engine: &Engine, trouble: Trouble) {
-        let verdict = match trouble {
+        let cause = match trouble {
             Trouble::Frozen => format!("no heartbeat for {} seconds", self.keeping.frozen_after.as_secs_f32()),
             Trouble::Stuck => format!("no request answered for {} seconds", self.keeping.stuck_after.as_secs_f32()),
         };
-        log::warn("engine killed", &[("source", &self.label()), ("cause", &verdict)]);
-        self.verdict = Some(verdict);
+        log::warn("engine killed", &[("source", &self.label()), ("cause", &cause)]);
+        self.verdict = Some(Verdict { cause, is_planned: false });
         engine.kill();
     }
 }

@@ -1,7 +1,7 @@
 //! The mounter: receives mount requests with a FUSE descriptor each and runs one engine per request.
 //!
-//! [`handoff`] is both ends of the protocol and, with [`read_ahead`], all that the node uses; the rest is the program
-//! `s3csi-mounter`.
+//! [`handoff`] is both ends of the protocol and, with [`read_ahead`] and [`report`], all that the node uses; the rest is the
+//! program `s3csi-mounter`.
 #![forbid(unsafe_code)]
 
 pub mod alone;
@@ -15,6 +15,7 @@ mod launch;
 pub mod log;
 mod output;
 pub mod read_ahead;
+pub mod report;
 mod serve;
 mod slots;
 mod socket;

@@ -61,6 +61,11 @@ pub fn watch<E: Send + 'static>(
                     let stall = Duration::from_millis(*stall_milliseconds);
                     teller.turned(&source, Turn::Resumed { cause: shortened(cause), stall });
                 }
+                Answer::Replaced { reason, stall_milliseconds } => {
+                    tracing::info!(source, reason, stall_milliseconds, "engine was replaced and its mounts live on");
+                    let stall = Duration::from_millis(*stall_milliseconds);
+                    teller.turned(&source, Turn::Replaced { reason: shortened(reason), stall });
+                }
                 Answer::Exited { code: Some(0), .. } => {
                     tracing::debug!(source, "engine ended");
                     is_serving = false;

@@ -253,7 +253,7 @@ fn serve(
             Ok(Event::Probed(Probe::Alive { .. } | Probe::Dead(_) | Probe::Missing)) => {
                 until = deadline.min(Instant::now() + LAST_WORDS_WITHIN);
             }
-            Ok(Event::News(News::Answered(Answer::Ready | Answer::Resumed { .. }))) => {}
+            Ok(Event::News(News::Answered(Answer::Ready | Answer::Resumed { .. } | Answer::Replaced { .. }))) => {}
             Ok(Event::News(News::Answered(Answer::Failed { error } | Answer::Exited { error, .. }))) => {
                 return Err(SourceError::Engine { words: shortened(&error) });
             }

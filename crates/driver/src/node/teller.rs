@@ -64,6 +64,8 @@ pub enum Mounted {
 pub enum Turn {
     /// Its engine died or froze, and another one serves the same mount.
     Resumed { cause: String, stall: Duration },
+    /// Its engine was well and was replaced, and another one serves the same mount.
+    Replaced { reason: String, stall: Duration },
     /// Its engine ended and is not replaced.
     Died { words: String },
 }
@@ -135,19 +137,39 @@ impl Teller {
 
     /// Something happened to a source that workloads use.
     pub fn turned(&self, source: &str, turn: Turn) {
-        let (kind, reason) = (Kind::Warning, turn.reason());
-        match &turn {
-            Turn::Resumed { stall, .. } => self.metrics.engine_resumed(*stall),
-            Turn::Died { .. } => self.metrics.engine_died(),
-        }
         let users: Vec<Published> =
             lock(&self.published).values().filter(|it| it.source.as_deref() == Some(source)).cloned().collect();
-        for Published { workload, bucket, .. } in users {
-            let Some(workload) = workload else { continue };
-            self.send(&workload, Telling { kind, reason, text: turn.text(&bucket) });
+        self.count(&turn);
+        for user in users {
+            self.tell_turn(user, &turn);
         }
-        lock(&self.turns).insert(source.to_owned(), turn);
-        self.turned.notify_one();
+        if !matches!(turn, Turn::Replaced { .. }) {
+            lock(&self.turns).insert(source.to_owned(), turn);
+            self.turned.notify_one();
+        }
+    }
+
+    /// The same of a target that has an engine of its own.
+    pub fn target_turned(&self, target: &Path, turn: &Turn) {
+        self.count(turn);
+        if let Some(user) = lock(&self.published).get(target).cloned() {
+            self.tell_turn(user, turn);
+        }
+    }
+
+    fn count(&self, turn: &Turn) {
+        match turn {
+            Turn::Resumed { stall, .. } => self.metrics.engine_resumed(*stall),
+            Turn::Died { .. } => self.metrics.engine_died(),
+            // Nothing was wrong.
+            Turn::Replaced { .. } => {}
+        }
+    }
+
+    fn tell_turn(&self, Published { workload, bucket, .. }: Published, turn: &Turn) {
+        if let Some(workload) = workload {
+            self.send(&workload, Telling { kind: turn.kind(), reason: turn.reason(), text: turn.text(&bucket) });
+        }
     }
 
     /// Something happened to a target that has an engine of its own.
@@ -190,7 +212,15 @@ impl Turn {
     pub const fn reason(&self) -> &'static str {
         match self {
             Self::Resumed { .. } => "EngineResumed",
+            Self::Replaced { .. } => "EngineReplaced",
             Self::Died { .. } => "EngineDied",
+        }
+    }
+
+    const fn kind(&self) -> Kind {
+        match self {
+            Self::Replaced { .. } => Kind::Normal,
+            Self::Resumed { .. } | Self::Died { .. } => Kind::Warning,
         }
     }
 
@@ -198,6 +228,10 @@ impl Turn {
         match self {
             Self::Resumed { cause, stall } => format!(
                 "the engine of bucket {bucket:?} died ({cause}); another one has taken its place after {} ms, and open files live on",
+                stall.as_millis()
+            ),
+            Self::Replaced { reason, stall } => format!(
+                "the engine of bucket {bucket:?} was replaced {reason}; applications waited {} ms, and open files live on",
                 stall.as_millis()
             ),
             Self::Died { words } => format!(

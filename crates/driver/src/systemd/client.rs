@@ -264,9 +264,11 @@ impl Client {
                 Some(_) | None => return Ok(()),
             }
             // Other units' changes do not matter; having missed some is a reason to look.
-            while let Ok(Change::MayHaveEnded { unit: ended }) = changes.recv().await {
-                if ended == unit {
-                    break;
+            loop {
+                match changes.recv().await {
+                    Ok(Change::MayHaveEnded { unit: ended }) if ended == unit => break,
+                    Ok(Change::MayHaveEnded { .. } | Change::Says { .. }) => {}
+                    Ok(Change::LookAtAll) | Err(_) => break,
                 }
             }
         }

@@ -94,6 +94,10 @@ impl Service {
             ("TimeoutStartUSec", Variant::new(microseconds(*starts_within))),
             ("TimeoutStopUSec", Variant::new(microseconds(STOPS_WITHIN))),
         ];
+        if *kind == Kind::Forking {
+            // The process that keeps the engine alive says so when it had to.
+            properties.push(("NotifyAccess", Variant::new("all")));
+        }
         let mut environment = environment.clone();
         if self.is_fragile() {
             environment.push(noted_command(command));

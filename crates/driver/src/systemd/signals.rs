@@ -34,6 +34,8 @@ pub enum Signal {
 pub enum Change {
     /// It failed, or systemd has forgotten it. A reload of systemd says the latter of units that live on.
     MayHaveEnded { unit: String },
+    /// What it says about itself, now or for a while already.
+    Says { unit: String, words: String },
     /// Changes may have been missed.
     LookAtAll,
 }
@@ -111,6 +113,11 @@ impl Dispatcher {
                 }
                 let (_, changed, _) =
                     message.body().deserialize::<(String, HashMap<String, OwnedVariant>, Vec<String>)>().ok()?;
+                if let Some(words) = text(&changed, "StatusText").filter(|it| !it.is_empty()) {
+                    let (unit, words) = (unit.clone()?, words.to_owned());
+                    // Nobody listens: then nobody wants to know.
+                    let _ = self.changes.send(Change::Says { unit, words });
+                }
                 if text(&changed, "ActiveState").is_some_and(|it| ActiveState::parse(it) == ActiveState::Failed) {
                     self.change(unit?);
                 }

@@ -29,8 +29,8 @@ pub struct Environment {
     pub keeps_alive: bool,
     /// Whoever started us holds our state and replaces us when we die.
     pub keeper: Option<KeeperDescriptors>,
-    /// Ask the server before a mount is taken over: the keys are new.
-    pub must_be_sure: bool,
+    /// Where the service manager wants to hear how we are.
+    pub manager: Option<PathBuf>,
     /// The file that the keys are in.
     pub keys: Option<PathBuf>,
     pub trials: Trials,
@@ -47,7 +47,7 @@ pub struct Trials {
     pub trap: Option<OsString>,
 }
 
-/// Inherited descriptors, by number.
+/// What the keeper gives: inherited descriptors, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeeperDescriptors {
     /// A file in memory.
@@ -56,6 +56,8 @@ pub struct KeeperDescriptors {
     pub control: i32,
     /// The mount, if the arguments name a directory.
     pub fuse: Option<i32>,
+    /// Ask the server before the mount is taken over: the keys are new.
+    pub must_be_sure: bool,
 }
 
 /// Tells a child of ours that it is one.
@@ -92,7 +94,7 @@ impl Environment {
             is_background_child: set(BACKGROUND_CHILD).is_some(),
             keeps_alive: set(KEEP_ALIVE).is_some(),
             keeper: text(KEEPER).map(|it| keeper(&it)).transpose()?,
-            must_be_sure: set(WHEN_SURE).is_some(),
+            manager: set("NOTIFY_SOCKET").map(PathBuf::from),
             keys: set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from),
             trials: text(TRIALS).map(|it| trials(&it)).transpose()?.unwrap_or_default(),
         })
@@ -101,9 +103,10 @@ impl Environment {
 
 fn keeper(text: &str) -> Result<KeeperDescriptors, String> {
     let numbers: Result<Vec<i32>, _> = text.split(',').map(str::parse).collect();
+    let must_be_sure = set(WHEN_SURE).is_some();
     match numbers.as_deref() {
-        Ok(&[state, control]) => Ok(KeeperDescriptors { state, control, fuse: None }),
-        Ok(&[state, control, fuse]) => Ok(KeeperDescriptors { state, control, fuse: Some(fuse) }),
+        Ok(&[state, control]) => Ok(KeeperDescriptors { state, control, fuse: None, must_be_sure }),
+        Ok(&[state, control, fuse]) => Ok(KeeperDescriptors { state, control, fuse: Some(fuse), must_be_sure }),
         Ok(_) | Err(_) => Err(format!("the environment variable {KEEPER} must be two or three numbers")),
     }
 }

@@ -17,6 +17,12 @@ pub enum Answer {
         /// How long nobody served the mount.
         stall_milliseconds: u64,
     },
+    /// The engine was replaced while it was well: on request, or for its new keys. Open files live on.
+    Replaced {
+        reason: String,
+        /// How long nobody served the mount.
+        stall_milliseconds: u64,
+    },
     /// There will be no mount; mostly the engine's own words.
     Failed { error: String },
     /// The engine has ended: after it was ready, or in peace before. Code and signal exclude each other. Also the answer to a
@@ -61,6 +67,8 @@ mod tests {
         check(&Answer::Failed { error: "no\n\"way\"".into() }, r#"{"answer":"failed","error":"no\n\"way\""}"#);
         let resumed = Answer::Resumed { cause: "signal 9".into(), stall_milliseconds: 120 };
         check(&resumed, r#"{"answer":"resumed","cause":"signal 9","stall_milliseconds":120}"#);
+        let replaced = Answer::Replaced { reason: "on request".into(), stall_milliseconds: 9 };
+        check(&replaced, r#"{"answer":"replaced","reason":"on request","stall_milliseconds":9}"#);
         let exited = Answer::Exited { code: None, signal: Some(9), error: String::new() };
         check(&exited, r#"{"answer":"exited","code":null,"signal":9,"error":""}"#);
         let exited = Answer::Exited { code: Some(0), signal: None, error: "x".into() };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::keys::Fingerprint;
 use super::pulse::Signs;
-use super::{Engines, GO, Keeper, PREPARED, Standby, Successor, death, pause};
+use super::{Engines, GO, Keeper, PREPARED, Standby, Successor, Verdict, death, pause};
 use crate::engine::{Engine, Haste, Life, News};
 use crate::log::{self, Chain};
 
@@ -172,7 +172,7 @@ impl Keeper<'_> {
             engines.current.resume();
             return false;
         }
-        self.verdict = Some(format!("replaced {reason}"));
+        self.verdict = Some(Verdict { cause: reason.to_string(), is_planned: true });
         engines.current.kill();
         true
     }

@@ -160,6 +160,9 @@ impl Kept<'_> {
     pub fn resumed(&self) -> (String, Duration) {
         match self.answer() {
             Answer::Resumed { cause, stall_milliseconds } => (cause, Duration::from_millis(stall_milliseconds)),
+            Answer::Replaced { reason, stall_milliseconds } => {
+                (format!("replaced {reason}"), Duration::from_millis(stall_milliseconds))
+            }
             other => panic!("{other:?}: {}", self.mounter),
         }
     }

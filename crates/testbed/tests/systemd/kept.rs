@@ -14,18 +14,20 @@ use crate::world::{World, mount_units, only_unit, volume};
 fn an_engine_that_dies_is_a_pause() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-kept");
-        let world = World::start_beside_systemd(&fixture);
+        let mut world = World::prepare_beside_systemd(&fixture);
+        world.start_node_with(&["--health-address", "127.0.0.1:0"]);
         let target = world.publish(&volume(1));
         fs::write(target.join("read"), "content").unwrap();
         let mut reader = File::open(target.join("read")).unwrap();
         let mut writer = File::create(target.join("written")).unwrap();
         writer.write_all(b"one ").unwrap();
         let (unit, keeper) = (only_unit(), world.engine());
-        for _ in 0..3 {
-            wait_for("an engine serves", || world.serving(keeper).is_some());
-            let before = world.serving(keeper).unwrap();
-            kill_process(before, Signal::KILL).unwrap();
-            wait_for("another engine serves", || world.serving(keeper).is_some_and(|it| it != before));
+        let words = || systemctl(&["show", "--property=StatusText", "--value", &unit]);
+        for number in 2..=4 {
+            kill_process(world.serving(keeper).unwrap(), Signal::KILL).unwrap();
+            let expected = format!("engine {number} serves; the one before died (");
+            // The administrator sees it.
+            wait_for("another engine serves, and its unit says so", || words().starts_with(&expected));
         }
         let mut content = String::new();
         reader.read_to_string(&mut content).unwrap();
@@ -34,8 +36,10 @@ fn an_engine_that_dies_is_a_pause() {
         writer.sync_all().unwrap();
         drop((reader, writer));
         assert_eq!(fs::read_to_string(target.join("written")).unwrap(), "one two");
-        assert_eq!((mount_units(), world.engine()), (vec![unit], keeper));
+        assert_eq!((mount_units(), world.engine()), (vec![unit.clone()], keeper));
         assert!(!world.node().log_contains("EngineRemounted"));
+        wait_for("the node counts it", || world.figure("s3csi_engine_stall_seconds_count") == 3);
+        assert_eq!(world.figure("s3csi_engine_deaths_total"), 0);
         world.unpublish(&volume(1));
         world.check_nothing_left();
     });

@@ -132,6 +132,7 @@ fn credential_refresh_brings_new_keys_to_a_running_mount_without_another_unit() 
         });
         fs::write(target.join("after"), "x").unwrap();
         assert_eq!((only_unit(), world.engine()), (unit, keeper), "nothing was mounted anew");
+        world.node().wait_for_log("engine was replaced and its mount lives on");
         let place = names_in(&world.plugin.credentials());
         assert_eq!(place.len(), 1);
         let file = world.plugin.credentials().join(&place[0]).join("credentials/s3-csi-credentials");

@@ -23,7 +23,14 @@ pub struct Unit {
 
 /// What units run cannot change, so it is asked for once. It is also what is known of a unit after its end.
 #[derive(Debug, Default)]
-pub struct Known(Mutex<HashMap<String, UnitCommand>>);
+pub struct Known(Mutex<HashMap<String, Facts>>);
+
+#[derive(Debug)]
+struct Facts {
+    command: UnitCommand,
+    /// How many engines it was heard to have had.
+    engines: u64,
+}
 
 pub fn mount_unit_name() -> Result<String, SystemdError> {
     let uuid = random_uuid().map_err(|cause| SystemdError::Random { cause })?;
@@ -47,11 +54,19 @@ pub fn target_of(command: &UnitCommand) -> Option<&Path> {
 
 impl Known {
     pub fn insert(&self, unit: &str, command: UnitCommand) {
-        self.map().insert(unit.to_owned(), command);
+        self.map().insert(unit.to_owned(), Facts { command, engines: 1 });
+    }
+
+    /// Whether this number of engines was not heard of before. systemd repeats what a unit says whenever something else changes.
+    pub fn is_news(&self, unit: &str, engines: u64) -> bool {
+        let mut map = self.map();
+        let Some(facts) = map.get_mut(unit).filter(|it| it.engines < engines) else { return false };
+        facts.engines = engines;
+        true
     }
 
     pub fn get(&self, unit: &str) -> Option<UnitCommand> {
-        self.map().get(unit).cloned()
+        self.map().get(unit).map(|it| it.command.clone())
     }
 
     pub fn forget(&self, unit: &str) {
@@ -88,7 +103,7 @@ impl Known {
         Ok(units)
     }
 
-    fn map(&self) -> MutexGuard<'_, HashMap<String, UnitCommand>> {
+    fn map(&self) -> MutexGuard<'_, HashMap<String, Facts>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

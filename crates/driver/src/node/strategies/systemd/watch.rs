@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use s3csi_core::chain::Chain;
+use s3csi_mounter::report::Report;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::sweep::{Repair, decide};
@@ -16,6 +17,8 @@ use super::{SystemdUnits, UnitError, log_if_failed, place_name_of_path};
 use crate::api::event::Kind;
 use crate::host::Probe;
 use crate::node::repairs::{CREDENTIALS_REMOVED, NOT_REMOUNTED, REMOUNTED};
+use crate::node::source::shortened;
+use crate::node::teller::Turn;
 use crate::systemd::{Change, UnitCommand};
 
 /// Enough for one repair: an unmount, a start and their waits.
@@ -74,7 +77,8 @@ impl SystemdUnits {
                     // Each on its own: one slow repair must not keep the others waiting.
                     tokio::task::spawn_blocking(move || strategy.may_have_ended(&unit));
                 }
-                Ok(Change::MayHaveEnded { .. }) => {}
+                Ok(Change::Says { unit, words }) if is_mount_unit(&unit) => self.listen(&unit, &words),
+                Ok(Change::MayHaveEnded { .. } | Change::Says { .. }) => {}
                 Ok(Change::LookAtAll) | Err(RecvError::Lagged(_)) => {
                     for unit in self.known.names() {
                         let strategy = self.clone();
@@ -84,6 +88,36 @@ impl SystemdUnits {
                 Err(RecvError::Closed) => return,
             }
         }
+    }
+
+    /// A unit of ours says how it is.
+    fn listen(&self, unit: &str, words: &str) {
+        let Ok(report) = words.parse::<Report>() else { return };
+        let Some(command) = self.known.get(unit) else { return };
+        let Some(target) = target_of(&command).filter(|_| self.known.is_news(unit, report.engines)) else { return };
+        let Report { engines: _, cause, stall_milliseconds, is_planned } = report;
+        let stall = Duration::from_millis(stall_milliseconds);
+        let cause = shortened(&cause);
+        let turn = if is_planned {
+            tracing::info!(
+                ?target,
+                unit,
+                reason = cause,
+                stall_milliseconds,
+                "engine was replaced and its mount lives on"
+            );
+            Turn::Replaced { reason: cause, stall }
+        } else {
+            tracing::warn!(
+                ?target,
+                unit,
+                cause,
+                stall_milliseconds,
+                "engine died; another one has taken its place and its mount lives on"
+            );
+            Turn::Resumed { cause, stall }
+        };
+        self.teller.target_turned(target, &turn);
     }
 
     /// A unit of ours failed, or is forgotten, or systemd was reloaded.
