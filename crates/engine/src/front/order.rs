@@ -15,6 +15,9 @@ const PATIENCE: Duration = Duration::from_millis(2);
 /// So many reads one after the other make a reader who will probably not jump now.
 const STREAK: u32 = 4;
 
+/// Nobody waits while more than so many others are served: several may read different parts of the file through one handle.
+const MOST_OTHERS: u64 = 8;
+
 /// Whoever is farther ahead has jumped: the kernel reads ahead by less.
 const FARTHEST: u64 = 8 << 20;
 
@@ -38,8 +41,18 @@ struct State {
     next: u64,
     /// Reads that each began where the one before ended.
     streak: u32,
-    /// Offsets that somebody wants to read at, and how many do.
-    wanted: BTreeMap<u64, usize>,
+    /// How many reads there were.
+    turns: u64,
+    /// Offsets that somebody wants to read at.
+    wanted: BTreeMap<u64, Wanted>,
+}
+
+#[derive(Debug)]
+struct Wanted {
+    /// By how many.
+    count: usize,
+    /// How many reads there had been when the first one came.
+    since: u64,
 }
 
 /// The right to read; ends when it is dropped.
@@ -50,7 +63,7 @@ impl ReadOrder {
     /// Waits for one's turn.
     pub fn enter(&self, offset: u64, size: u64) -> Turn<'_> {
         let mut state = self.state();
-        *state.wanted.entry(offset).or_default() += 1;
+        state.want(offset);
         let give_up = Instant::now() + self.patience;
         loop {
             if state.is_busy || state.first_wanted() != Some(offset) {
@@ -83,10 +96,17 @@ impl Drop for Turn<'_> {
 }
 
 impl State {
-    /// Whoever goes on where the last one ended, or comes next after that; then those who look back.
+    fn want(&mut self, offset: u64) {
+        let since = self.turns;
+        self.wanted.entry(offset).or_insert(Wanted { count: 0, since }).count += 1;
+    }
+
+    /// Whoever has waited too long; else who goes on where the last one ended, or comes next after that; then those who look back.
     fn first_wanted(&self) -> Option<u64> {
-        let ahead = self.wanted.range(self.next..).next();
-        ahead.or_else(|| self.wanted.first_key_value()).map(|(offset, _)| *offset)
+        let is_overdue = |(_, it): &(&u64, &Wanted)| MOST_OTHERS <= self.turns - it.since;
+        let overdue = self.wanted.iter().filter(is_overdue).min_by_key(|(_, it)| it.since);
+        let ahead = || self.wanted.range(self.next..).next();
+        overdue.or_else(ahead).or_else(|| self.wanted.first_key_value()).map(|(offset, _)| *offset)
     }
 
     fn may_be_early(&self, offset: u64) -> bool {
@@ -95,11 +115,12 @@ impl State {
 
     fn begin(&mut self, offset: u64, size: u64) {
         self.is_busy = true;
+        self.turns += 1;
         self.streak = if offset == self.next { self.streak.saturating_add(1) } else { 0 };
         self.next = offset.saturating_add(size);
-        if let Some(count) = self.wanted.get_mut(&offset) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(wanted) = self.wanted.get_mut(&offset) {
+            wanted.count -= 1;
+            if wanted.count == 0 {
                 self.wanted.remove(&offset);
             }
         }
@@ -154,6 +175,22 @@ mod tests {
     #[test]
     fn those_who_look_back_come_last_and_are_not_forgotten() {
         assert_eq!(served(&used(9, PATIENCE), 9, &[2, 11, 10]), [10, 11, 2]);
+    }
+
+    #[test]
+    fn nobody_waits_for_ever_behind_those_who_read_on() {
+        let mut state = State { next: 100 * STEP, ..State::default() };
+        state.want(0);
+        for number in 100.. {
+            state.want(number * STEP);
+            let first = state.first_wanted().unwrap();
+            if first == 0 {
+                assert_eq!(number, 100 + MOST_OTHERS);
+                break;
+            }
+            assert_eq!(first, number * STEP);
+            state.begin(first, STEP);
+        }
     }
 
     #[test]
