@@ -378,3 +378,25 @@ where
     }
     Ok(cache)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_much_is_read_ahead_as_the_network_carries_in_a_moment() {
+        check(2 << 30, 10.0, 128_000_000);
+        check(2 << 30, 100.0, 1_280_000_000);
+        check(2 << 30, 1.0, 64 << 20);
+        check(2 << 30, 1000.0, 2 << 30);
+        // Somebody has chosen it.
+        check(5 << 20, 10.0, 5 << 20);
+    }
+
+    #[track_caller]
+    fn check(window: usize, gbps: f64, expected: usize) {
+        let mut config = PrefetcherConfig { max_read_window_size: window, ..PrefetcherConfig::default() };
+        bound_read_window(&mut config, gbps);
+        assert_eq!(config.max_read_window_size, expected, "{gbps}");
+    }
+}
