@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 /// decides. An option is found under its long name, its short letter and without dashes (`-d`, `--debug`, `debug`).
 /// Two sets are equal when they mean the same, whatever the order and the spelling.
 #[derive(Clone, Debug, Default)]
-pub struct Arguments {
+pub struct MountArguments {
     entries: Vec<Entry>,
 }
 
@@ -40,10 +40,10 @@ const SHORT_NAMES: [(&str, &str); 6] = [
 /// Letters whose value may be glued to them: `-l/var/log`, `-oallow_other`.
 const LETTERS_WITH_VALUE: [char; 2] = ['l', 'o'];
 
-/// Whoever starts the engine decides these; in a PV they never had an effect, so they are dropped without a word.
+/// Decided by the process that starts the engine. In a PV they never had an effect, so they are dropped silently.
 const DROPPED: [&str; 3] = ["--foreground", "--help", "--version"];
 
-impl Arguments {
+impl MountArguments {
     /// Reads one option per text: `name`, `name value`, `name=value`, with or without dashes, or a group of letters.
     ///
     /// Nothing that comes out of here can be taken for a positional argument or end the options (`--`).
@@ -95,7 +95,7 @@ impl Arguments {
         rendered
     }
 
-    /// Like [`Arguments::render`], but under long names: equal for arguments that mean the same.
+    /// Like [`MountArguments::render`], but under long names: equal for arguments that mean the same.
     pub fn normalised(&self) -> Vec<String> {
         let mut rendered: Vec<String> = self.entries.iter().map(|it| joined(it.name(), it.value.as_deref())).collect();
         rendered.sort();
@@ -172,13 +172,13 @@ impl Arguments {
     }
 }
 
-impl PartialEq for Arguments {
+impl PartialEq for MountArguments {
     fn eq(&self, other: &Self) -> bool {
         self.normalised() == other.normalised()
     }
 }
 
-impl Eq for Arguments {}
+impl Eq for MountArguments {}
 
 impl Entry {
     fn name(&self) -> &str {
@@ -214,7 +214,7 @@ mod tests {
 
     #[track_caller]
     fn check(raw: &[&str], expected: Result<&[&str], &str>) {
-        match Arguments::parse(raw) {
+        match MountArguments::parse(raw) {
             Ok(arguments) => {
                 assert_eq!(expected, Ok(&arguments.render().iter().map(String::as_str).collect::<Vec<_>>()[..]));
             }
@@ -264,12 +264,12 @@ mod tests {
     fn equal_options_are_one_and_different_values_are_kept() {
         check(&["uid 1", "--uid=1", "-d", "--debug"], Ok(&["--uid=1", "-d"]));
         check(&["uid 2", "uid 1", "uid"], Ok(&["--uid", "--uid=1", "--uid=2"]));
-        let arguments = Arguments::parse(["uid 2", "uid 1"]).unwrap();
+        let arguments = MountArguments::parse(["uid 2", "uid 1"]).unwrap();
         assert_eq!(arguments.values("uid").collect::<Vec<_>>(), [Some("2"), Some("1")]);
     }
 
     #[test]
-    fn options_of_whoever_starts_the_engine_are_dropped() {
+    fn options_that_the_driver_decides_are_dropped() {
         check(&["foreground", "--foreground", "-f", "help", "-h", "--version", "-v", "-V", "foreground=true"], Ok(&[]));
         check(&["-fd"], Ok(&["-d"]));
     }
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn options_are_found_however_spelled() {
-        let mut arguments = Arguments::parse(["-d", "--region=a", "region b"]).unwrap();
+        let mut arguments = MountArguments::parse(["-d", "--region=a", "region b"]).unwrap();
         for key in ["debug", "--debug", "-d", "region", "--region"] {
             assert!(arguments.has(key), "{key}");
         }
@@ -316,21 +316,21 @@ mod tests {
 
     #[test]
     fn a_user_agent_with_spaces_survives_a_round_trip() {
-        let mut arguments = Arguments::default();
+        let mut arguments = MountArguments::default();
         arguments.set("user-agent-prefix", Some("s3-csi-driver/1 credential-source#driver k8s/v1"));
-        assert_eq!(Arguments::parse(arguments.render()).unwrap(), arguments);
+        assert_eq!(MountArguments::parse(arguments.render()).unwrap(), arguments);
     }
 
     proptest! {
         #[test]
         fn parsing_never_panics(raw in prop::collection::vec(any::<String>(), 0..4)) {
-            let _ = Arguments::parse(raw);
+            let _ = MountArguments::parse(raw);
         }
 
         #[test]
         fn rendering_is_stable(raw in prop::collection::vec("-{0,2}[a-fl o=]{0,6}[ =]?.{0,6}", 0..6)) {
-            if let Ok(arguments) = Arguments::parse(&raw) {
-                let again = Arguments::parse(arguments.render()).unwrap();
+            if let Ok(arguments) = MountArguments::parse(&raw) {
+                let again = MountArguments::parse(arguments.render()).unwrap();
                 prop_assert_eq!(again.render(), arguments.render());
                 prop_assert_eq!(again, arguments);
             }
@@ -338,7 +338,7 @@ mod tests {
 
         #[test]
         fn nothing_rendered_is_positional(raw in prop::collection::vec("[-a-f =/]{0,9}", 0..6)) {
-            if let Ok(arguments) = Arguments::parse(&raw) {
+            if let Ok(arguments) = MountArguments::parse(&raw) {
                 for option in arguments.render() {
                     let name = option.split('=').next().unwrap().trim_start_matches('-');
                     prop_assert!(option.starts_with('-') && name.starts_with(char::is_alphabetic), "{}", option);
@@ -350,7 +350,7 @@ mod tests {
         fn order_does_not_matter(raw in prop::collection::vec("(-d|debug|uid=[12]|prefix [a-c]/)", 0..6).prop_shuffle()) {
             let mut reversed = raw.clone();
             reversed.reverse();
-            prop_assert_eq!(Arguments::parse(raw).unwrap(), Arguments::parse(reversed).unwrap());
+            prop_assert_eq!(MountArguments::parse(raw).unwrap(), MountArguments::parse(reversed).unwrap());
         }
     }
 }

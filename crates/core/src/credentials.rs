@@ -12,6 +12,9 @@ pub const ACCESS_KEY_ID: &str = "access_key_id";
 pub const SECRET_ACCESS_KEY: &str = "secret_access_key";
 pub const SESSION_TOKEN: &str = "session_token";
 
+/// Longest access key ID and secret key. AWS's have at most 128 characters; other stores let administrators choose longer ones.
+const LONGEST_KEY_BYTES: usize = 1024;
+
 /// Longest session token we take: AWS documents no limit and recommends to allow for 4096 bytes.
 const LONGEST_TOKEN_BYTES: usize = 4096;
 
@@ -36,7 +39,7 @@ pub enum InvalidKeys {
     #[error("the Secret lacks {}", names.join(", "))]
     Missing { names: Vec<&'static str> },
 
-    #[error("the Secret has a malformed value for {}; it must be the plain key, without quotes", names.join(", "))]
+    #[error("the Secret has a malformed value for {}; it must be the plain key: printable ASCII without spaces", names.join(", "))]
     Malformed { names: Vec<&'static str> },
 
     #[error("invalid credentials: {} empty or not printable (a trailing line break, perhaps)", are(names))]
@@ -45,6 +48,9 @@ pub enum InvalidKeys {
 
 impl Keys {
     /// Keys from a Kubernetes Secret. Values may have white space around them, which editors like to leave there.
+    ///
+    /// Stores let administrators choose keys, so any printable character is taken. A space is not: in a profile, a `#` after one begins
+    /// a comment.
     pub fn from_secret(secret: &BTreeMap<String, Secret<String>>) -> Result<Self, InvalidKeys> {
         let value = |key: &str| secret.get(key).map(|it| it.expose().trim());
         let missing: Vec<_> =
@@ -56,9 +62,9 @@ impl Keys {
         };
         let session_token = value(SESSION_TOKEN).filter(|it| !it.is_empty());
 
-        let is_id = is_made_of(access_key_id, 128, |it| it.is_ascii_alphanumeric());
-        let is_secret = is_made_of(secret_access_key, 128, |it| it.is_ascii_alphanumeric() || "/+-=".contains(it));
-        let is_token = session_token.is_none_or(|it| is_made_of(it, LONGEST_TOKEN_BYTES, |it| it.is_ascii_graphic()));
+        let is_id = is_plain(access_key_id, LONGEST_KEY_BYTES);
+        let is_secret = is_plain(secret_access_key, LONGEST_KEY_BYTES);
+        let is_token = session_token.is_none_or(|it| is_plain(it, LONGEST_TOKEN_BYTES));
         let names = offending([(ACCESS_KEY_ID, is_id), (SECRET_ACCESS_KEY, is_secret), (SESSION_TOKEN, is_token)]);
         if !names.is_empty() {
             return Err(InvalidKeys::Malformed { names });
@@ -101,7 +107,7 @@ impl Keys {
         self.profile_files_named(PROFILE)
     }
 
-    /// The same for an engine that was told another name of its profile, by an earlier driver.
+    /// The same for an engine of an earlier driver, which uses another profile name.
     pub fn profile_files_named(&self, profile: &str) -> ProfileFiles {
         let Self { access_key_id, secret_access_key, session_token } = self;
         let mut credentials = format!(
@@ -126,8 +132,8 @@ impl Keys {
     }
 }
 
-fn is_made_of(value: &str, longest_bytes: usize, is_allowed: impl Fn(char) -> bool) -> bool {
-    !value.is_empty() && value.len() <= longest_bytes && value.chars().all(is_allowed)
+fn is_plain(value: &str, longest_bytes: usize) -> bool {
+    !value.is_empty() && value.len() <= longest_bytes && value.chars().all(|it| it.is_ascii_graphic())
 }
 
 /// A line break in a value would write a line of its own into the profile.
@@ -187,6 +193,14 @@ mod tests {
     }
 
     #[test]
+    fn keys_may_have_any_printable_character() {
+        check_secret(
+            &[("access_key_id", "a-b_c.d"), ("secret_access_key", "#;=\"'[]%$\\`")],
+            Ok("[s3-csi]\naws_access_key_id=a-b_c.d\naws_secret_access_key=#;=\"'[]%$\\`\n"),
+        );
+    }
+
+    #[test]
     fn what_a_secret_lacks_is_named() {
         check_secret(&[], Err("the Secret lacks access_key_id, secret_access_key"));
         check_secret(&[("access_key_id", "a")], Err("the Secret lacks secret_access_key"));
@@ -196,16 +210,19 @@ mod tests {
 
     #[test]
     fn malformed_values_are_named_but_not_shown() {
-        let malformed =
-            |names| format!("the Secret has a malformed value for {names}; it must be the plain key, without quotes");
-        check_secret(&[("access_key_id", "a-1"), ("secret_access_key", "s")], Err(&malformed("access_key_id")));
+        let malformed = |names| {
+            format!(
+                "the Secret has a malformed value for {names}; it must be the plain key: printable ASCII without spaces"
+            )
+        };
+        check_secret(&[("access_key_id", "a 1"), ("secret_access_key", "s")], Err(&malformed("access_key_id")));
         check_secret(&[("access_key_id", "a"), ("secret_access_key", "s s")], Err(&malformed("secret_access_key")));
         check_secret(
-            &[("access_key_id", "a\nb"), ("secret_access_key", "\"s\""), ("session_token", "t\nu")],
+            &[("access_key_id", "a\nb"), ("secret_access_key", "s\tt"), ("session_token", "t\nu")],
             Err(&malformed("access_key_id, secret_access_key, session_token")),
         );
         check_secret(
-            &[("access_key_id", &"a".repeat(129)), ("secret_access_key", &"s".repeat(129))],
+            &[("access_key_id", &"a".repeat(1025)), ("secret_access_key", &"s".repeat(1025))],
             Err(&malformed("access_key_id, secret_access_key")),
         );
         check_secret(
@@ -215,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_keys_have_128_characters() {
-        let longest = "k".repeat(128);
+    fn the_longest_keys_have_1024_characters() {
+        let longest = "k".repeat(1024);
         assert!(Keys::from_secret(&secret(&[("access_key_id", &longest), ("secret_access_key", &longest)])).is_ok());
     }
 
@@ -246,7 +263,23 @@ mod tests {
         assert!(!format!("{keys:?} {:?}", keys.profile_files()).contains("visible"));
     }
 
+    /// The value of a property as the engine's library reads it: the line up to a comment, which white space precedes, then what
+    /// follows the first `=`, without white space around it.
+    fn read_property<'a>(profile: &'a str, name: &str) -> Option<&'a str> {
+        let line = profile.lines().find(|it| it.split('=').next() == Some(name))?;
+        let comment = [" #", " ;", "\t#", "\t;"].iter().filter_map(|it| line.find(it)).min().unwrap_or(line.len());
+        line[..comment].split_once('=').map(|(_, value)| value.trim())
+    }
+
     proptest! {
+        #[test]
+        fn keys_of_a_secret_are_read_as_it_is_written(id in "[!-~]{1,40}", key in "[!-~]{1,40}") {
+            let keys = Keys::from_secret(&secret(&[(ACCESS_KEY_ID, &id), (SECRET_ACCESS_KEY, &key)])).unwrap();
+            let files = keys.profile_files();
+            prop_assert_eq!(read_property(files.credentials.expose(), "aws_access_key_id"), Some(id.as_str()));
+            prop_assert_eq!(read_property(files.credentials.expose(), "aws_secret_access_key"), Some(key.as_str()));
+        }
+
         #[test]
         fn no_value_can_add_a_line_to_the_profile(id in any::<String>(), key in any::<String>(), token in any::<String>()) {
             let given = secret(&[(ACCESS_KEY_ID, &id), (SECRET_ACCESS_KEY, &key), (SESSION_TOKEN, &token)]);

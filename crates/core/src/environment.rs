@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::credentials::PROFILE;
 
-/// What the driver was told about the store. Empty text counts as absent.
+/// The driver's settings for the store. Empty text counts as absent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DriverSettings {
     pub endpoint_url: Option<String>,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// Keys of the volume context; those of the PV's `volumeAttributes` that drivers before us documented, and one for tasks.
+/// Keys of the volume context; those of the PV's `volumeAttributes` that earlier drivers documented, and one for tasks.
 pub mod context {
     pub const MEMORY: &str = "mountpointContainerResourcesLimitsMemory";
     pub const CPU: &str = "mountpointContainerResourcesLimitsCpu";

@@ -8,7 +8,7 @@ use crate::identifiers::{PvName, WorkloadUid};
 
 /// The name of the Mountpoint Pod that was started for this workload and PV: `mp-` and 56 hex digits.
 ///
-/// The hash is of the two texts side by side, as drivers before us did it: their running Pods are found by it.
+/// The hash is of the concatenated texts, as in earlier drivers, so that their running Pods are found.
 pub fn mountpoint_pod_name(workload: &WorkloadUid, volume: &PvName) -> String {
     format!("mp-{}", hex_sha224([workload.as_str(), volume.as_str()]))
 }
@@ -36,7 +36,7 @@ mod tests {
     }
 
     #[test]
-    fn mountpoint_pod_names_are_those_of_drivers_before_us() {
+    fn mountpoint_pod_names_are_those_of_earlier_drivers() {
         check(
             "a4509011-bd2a-4f37-b1b0-05d715087852",
             "test-vol",

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::arguments::Arguments;
+use crate::arguments::MountArguments;
 
 /// What remains of a user's options after policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Applied {
-    pub arguments: Arguments,
+    pub arguments: MountArguments,
     /// Options that became variables of the engine's environment.
     pub environment: BTreeMap<String, String>,
     /// What was taken away, for one warning each.
@@ -30,13 +30,13 @@ pub enum PolicyError {
     MaxAttempts { value: String },
 }
 
-/// The user agent tells the store's operators which driver and credentials they see; a PV cannot pretend otherwise.
+/// The user agent shows the store's operators which driver and credentials they see; a PV cannot change it.
 const USER_AGENT: &str = "--user-agent-prefix";
 
 const MAX_ATTEMPTS: &str = "--aws-max-attempts";
 
 /// Options a PV may not set, and why.
-const BLOCKED: [(&str, &str); 14] = [
+const BLOCKED: [(&str, &str); 15] = [
     ("--profile", "the driver chooses the credentials; set authenticationSource in volumeAttributes instead"),
     ("--endpoint-url", "the endpoint is a setting of the driver, so that no PV can send its keys elsewhere"),
     ("--cache-xz", "a cache in S3 Express One Zone is not available with S3-compatible stores"),
@@ -45,6 +45,10 @@ const BLOCKED: [(&str, &str); 14] = [
     ("-o", "options inside another option would get past this policy; list each in mountOptions"),
     ("--ca-bundle", "whom to trust is a setting of the driver; the path would be read in the mounter's file system"),
     ("--log-directory", "the path would be written in the mounter's file system; the engine logs to its output"),
+    (
+        "--stage",
+        "the path would be written in the mounter's file system; the engine chooses a directory for temporary files",
+    ),
     ("--otlp-endpoint", "where metrics go is the driver's business; a PV could make the engine call any address"),
     ("--auto-unmount", "the driver unmounts; the engine cannot do it with the descriptor it is given"),
     ("--foreground", "the mounter decides how it starts the engine"),
@@ -60,7 +64,7 @@ const ALLOWED_BEGINNINGS: [&str; 1] = ["--cache"];
 const MULTIPLE: [&str; 1] = ["--bind"];
 
 /// Applies the policy to a user's options. What it takes away is reported, what it cannot decide is an error.
-pub fn apply(mut arguments: Arguments, user_agent: &str) -> Result<Applied, PolicyError> {
+pub fn apply(mut arguments: MountArguments, user_agent: &str) -> Result<Applied, PolicyError> {
     let removed = removed(&arguments);
     for Removed { option, .. } in &removed {
         arguments.remove(option);
@@ -80,7 +84,7 @@ pub fn apply(mut arguments: Arguments, user_agent: &str) -> Result<Applied, Poli
 }
 
 /// Which of a user's options the policy takes away.
-pub fn removed(arguments: &Arguments) -> Vec<Removed> {
+pub fn removed(arguments: &MountArguments) -> Vec<Removed> {
     let names = arguments.names().into_iter();
     names.filter_map(|option| blocked(&option).map(|reason| Removed { option, reason })).collect()
 }
@@ -101,8 +105,8 @@ fn blocked(name: &str) -> Option<&'static str> {
     BLOCKED.iter().find(|(it, _)| is_meant(it)).map(|(_, reason)| *reason)
 }
 
-/// The engine refuses an option given twice, or takes the last one, which after sorting is anybody's guess.
-fn refuse_conflicts(arguments: &Arguments) -> Result<(), PolicyError> {
+/// The engine refuses an option given twice, or takes the last one, which after sorting is arbitrary.
+fn refuse_conflicts(arguments: &MountArguments) -> Result<(), PolicyError> {
     for option in arguments.names() {
         let values: Vec<String> = arguments.values(&option).map(|it| it.unwrap_or("no value").to_owned()).collect();
         if 1 < values.len() && !MULTIPLE.contains(&option.as_str()) {
@@ -123,7 +127,7 @@ mod tests {
     /// `expected`: what remains beside the user agent, or the error; then what was removed.
     #[track_caller]
     fn check(raw: &[&str], expected: Result<&[&str], &str>, expected_removed: &[&str]) {
-        match apply(Arguments::parse(raw).unwrap(), AGENT) {
+        match apply(MountArguments::parse(raw).unwrap(), AGENT) {
             Ok(Applied { mut arguments, environment, removed }) => {
                 assert_eq!(arguments.remove(USER_AGENT), [Some(AGENT.to_owned())]);
                 let mut remaining = arguments.render();
@@ -220,7 +224,7 @@ mod tests {
         fn no_blocked_option_survives(
             raw in prop::collection::vec(prop_oneof![blocked_spellings(), "(-d|uid=1|prefix a=b/|cache /c)"], 0..8),
         ) {
-            let Applied { arguments, .. } = apply(Arguments::parse(&raw).unwrap(), AGENT).unwrap();
+            let Applied { arguments, .. } = apply(MountArguments::parse(&raw).unwrap(), AGENT).unwrap();
             prop_assert_eq!(arguments.values(USER_AGENT).collect::<Vec<_>>(), [Some(AGENT)]);
             for (name, _) in BLOCKED {
                 prop_assert!(name == USER_AGENT || !arguments.has(name), "{} in {:?}", name, arguments);
@@ -233,7 +237,7 @@ mod tests {
 
         #[test]
         fn policy_never_panics(raw in prop::collection::vec(any::<String>(), 0..4)) {
-            if let Ok(arguments) = Arguments::parse(raw) {
+            if let Ok(arguments) = MountArguments::parse(raw) {
                 let _ = apply(arguments, AGENT);
             }
         }

@@ -18,7 +18,7 @@ pub struct InvalidPrefix {
 /// A key has at most 1024 bytes; half of them are left for the names of files.
 const LONGEST_BYTES: usize = 512;
 
-/// Where the driver notes what it made. No volume may show it.
+/// Where the driver stores metadata of provisioned volumes. No volume may expose it.
 pub const RESERVED: &str = ".s3csi/";
 
 impl Prefix {
@@ -53,11 +53,17 @@ impl FromStr for Prefix {
             return Err(invalid("must not begin with a slash, have two slashes in a row or contain \".\" or \"..\""));
         }
         let prefix = format!("{inner}/");
-        if prefix.starts_with(RESERVED) {
-            return Err(invalid("begins with what the driver keeps for its own notes"));
+        if is_reserved(&prefix) {
+            return Err(invalid("is reserved for the driver's metadata"));
         }
         Ok(Self(prefix))
     }
+}
+
+/// Whether a mount with this prefix would show the driver's metadata, whether or not it is a valid [`Prefix`].
+pub fn is_reserved(prefix: &str) -> bool {
+    prefix.starts_with(RESERVED.trim_end_matches('/'))
+        && matches!(prefix.as_bytes().get(RESERVED.len() - 1), None | Some(b'/'))
 }
 
 impl AsRef<str> for Prefix {
@@ -96,8 +102,8 @@ mod tests {
             check(text, Err(shape));
         }
         check("a\nb", Err("must not contain control characters"));
-        check(".s3csi", Err("begins with what the driver keeps for its own notes"));
-        check(".s3csi/x", Err("begins with what the driver keeps for its own notes"));
+        check(".s3csi", Err("is reserved for the driver's metadata"));
+        check(".s3csi/x", Err("is reserved for the driver's metadata"));
         check(&"a".repeat(511), Ok(&format!("{}/", "a".repeat(511))));
         check(&"a".repeat(512), Err("must be shorter than 512 bytes"));
     }
@@ -109,11 +115,22 @@ mod tests {
         assert_eq!(ancestors("a/b/c"), ["a/", "a/b/"]);
     }
 
+    #[test]
+    fn the_driver_s_metadata_are_reserved() {
+        for reserved in [".s3csi", ".s3csi/", ".s3csi/volumes/", ".s3csi//"] {
+            assert!(is_reserved(reserved), "{reserved}");
+        }
+        for free in ["", "a/.s3csi/", ".s3csi2/", ".s3cs", "/.s3csi/"] {
+            assert!(!is_reserved(free), "{free}");
+        }
+    }
+
     proptest! {
         #[test]
-        fn a_prefix_is_read_as_it_is_written(text in any::<String>()) {
+        fn a_prefix_is_read_as_it_is_written(text in prop_oneof![any::<String>(), "[./ab:3csi]{0,12}"]) {
             if let Ok(prefix) = text.parse::<Prefix>() {
                 prop_assert_eq!(prefix.as_str().parse::<Prefix>(), Ok(prefix.clone()));
+                prop_assert!(!prefix.as_str().starts_with(RESERVED) && prefix.as_str().ends_with('/'));
                 for ancestor in prefix.ancestors() {
                     prop_assert!(prefix.as_str().starts_with(ancestor.as_str()) && ancestor != prefix);
                     prop_assert_eq!(ancestor.as_str().parse::<Prefix>(), Ok(ancestor.clone()));

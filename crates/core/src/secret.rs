@@ -14,7 +14,7 @@ impl<T> Secret<T> {
         Self(value)
     }
 
-    /// The value itself. Whoever calls this answers for where it goes.
+    /// The value itself. The caller is responsible for where it goes.
     pub const fn expose(&self) -> &T {
         &self.0
     }

@@ -14,7 +14,7 @@ pub struct SharingKey {
     pub node: String,
     pub persistent_volume: String,
     pub volume_id: String,
-    /// A PV that was deleted and made anew under its old name and handle may point to another bucket.
+    /// A PV that was recreated under its old name and handle may point to another bucket.
     pub bucket: String,
     /// Likewise to another part of it.
     pub prefix: Option<Prefix>,
@@ -24,6 +24,9 @@ pub struct SharingKey {
     pub mount_options: String,
     pub fs_group: Option<String>,
     pub authentication_source: AuthenticationSource,
+    /// `namespace/name` of the Secret that the PV names. A PV that was recreated may name another one, whose keys must not reach
+    /// the workloads of the old one. Only the controller knows it: kubelet sends the node the content alone.
+    pub secret: Option<String>,
     /// A read-only source is not shared with workloads that may write.
     pub volume_access: Access,
     /// Only where the identity is the workload's own.
@@ -46,6 +49,7 @@ impl SharingKey {
             mount_options,
             fs_group,
             authentication_source,
+            secret,
             volume_access,
             workload_namespace,
             service_account,
@@ -64,6 +68,7 @@ impl SharingKey {
             ("mount options", Some(mount_options)),
             ("fs group", fs_group.as_deref()),
             ("authentication source", Some(authentication_source.as_str())),
+            ("secret", secret.as_deref()),
             ("volume access", Some(access)),
             ("workload namespace", workload_namespace.as_deref()),
             ("service account", service_account.as_deref()),
@@ -74,12 +79,12 @@ impl SharingKey {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
 
-    fn key() -> SharingKey {
+    pub fn key() -> SharingKey {
         SharingKey {
             node: "node".to_owned(),
             persistent_volume: "pv".to_owned(),
@@ -90,6 +95,7 @@ mod tests {
             mount_options: "--allow-root\n--force-path-style".to_owned(),
             fs_group: None,
             authentication_source: AuthenticationSource::Driver,
+            secret: None,
             volume_access: Access::ReadWrite,
             workload_namespace: None,
             service_account: None,
@@ -111,6 +117,7 @@ mod tests {
             SharingKey { fs_group: Some(text("1000")), ..key() },
             SharingKey { fs_group: Some(text("")), ..key() },
             SharingKey { authentication_source: AuthenticationSource::Secret, ..key() },
+            SharingKey { secret: Some(text("team/keys")), ..key() },
             SharingKey { volume_access: Access::ReadOnly, ..key() },
             SharingKey { workload_namespace: Some(text("a")), ..key() },
             SharingKey { service_account: Some(text("a")), ..key() },
@@ -128,7 +135,7 @@ mod tests {
         assert_ne!(split("a\npersistent volume:1:b", "c"), split("a", "b\npersistent volume:1:c"));
     }
 
-    /// Names are found again after an upgrade of the driver: a change here would mount every running source anew.
+    /// Names are found again after an upgrade of the driver: a change here would remount every running source.
     #[test]
     fn the_name_of_a_key_never_changes() {
         assert_eq!(key().name(), "ab33525d7c3595be23cc100804eb587d7b703e1a905484fdfe6a9e9b");

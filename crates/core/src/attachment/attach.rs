@@ -1,204 +1,208 @@
-//! Who is attached to which Mountpoint Pod: the rules about entries of attachments.
+//! Which workload is attached to which Mountpoint Pod: the rules for entries of attachments.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use crate::identifiers::WorkloadUid;
 
-use super::decide::{Resident, STALE_AFTER};
-use super::decision::{Change, DetachReason, Notice, Seat, WaitReason};
-use super::facts::{Activity, Timestamp};
+use super::decide::{PodOnNode, STALE_AFTER};
+use super::decision::{AttachmentChange, DetachReason, Notice, Placement, WaitReason};
+use super::facts::{Activity, MountpointPod, Timestamp};
 use super::identity::{attachment_name, is_for, rank};
-use super::needs::Need;
-use super::plan::{Draft, Plan};
+use super::plan::{AttachmentDraft, Plan};
+use super::requirements::{MountRequirement, NodeScope};
 
-/// An entry: in which draft, for which Mountpoint Pod.
-struct Place {
+/// An entry: the index of its draft, and its Mountpoint Pod.
+struct EntryPosition {
     draft: usize,
     mountpoint_pod: String,
 }
 
-impl Plan<'_> {
-    /// Workloads that are over lose their entry at once; those nobody has seen only after a while, because a cache may be
-    /// late. A workload that is terminating but still runs keeps its entry until it is gone.
-    pub fn release_ended_workloads(&mut self) {
-        let mut drafts = std::mem::take(&mut self.drafts);
-        for draft in &mut drafts {
-            for (mountpoint_pod, entries) in &mut draft.entries {
-                entries.retain(|entry| {
-                    let Some(reason) = self.ended(&entry.workload, entry.attached_at) else {
-                        return true;
-                    };
-                    let (workload, mountpoint_pod) = (entry.workload.clone(), mountpoint_pod.clone());
-                    draft.changes.push(Change::Detach { workload, mountpoint_pod, reason });
-                    false
-                });
-            }
-        }
-        self.drafts = drafts;
-    }
-
-    /// A workload that is attached twice, by two controllers that did not see each other, stays where it was first.
-    pub fn release_duplicates(&mut self) {
-        let mut first: BTreeMap<WorkloadUid, (Timestamp, String, String)> = BTreeMap::new();
-        for draft in &self.drafts {
-            for (mountpoint_pod, entries) in &draft.entries {
-                for entry in entries {
-                    let here = rank(entry.attached_at, &draft.name, mountpoint_pod);
-                    let is_earlier = first
-                        .get(&entry.workload)
-                        .is_none_or(|(at, attachment, pod)| here < rank(*at, attachment, pod));
-                    if is_earlier {
-                        let place = (entry.attached_at, draft.name.clone(), mountpoint_pod.clone());
-                        first.insert(entry.workload.clone(), place);
-                    }
-                }
-            }
-        }
-        for draft in &mut self.drafts {
-            for (mountpoint_pod, entries) in &mut draft.entries {
-                entries.retain(|entry| {
-                    let here = rank(entry.attached_at, &draft.name, mountpoint_pod);
-                    // Taking it out makes a second, equal entry in the same list a duplicate, too.
-                    if first.get(&entry.workload).is_some_and(|(at, name, pod)| here == rank(*at, name, pod)) {
-                        first.remove(&entry.workload);
-                        return true;
-                    }
-                    draft.changes.push(Change::Detach {
-                        workload: entry.workload.clone(),
-                        mountpoint_pod: mountpoint_pod.clone(),
-                        reason: DetachReason::Duplicate,
-                    });
-                    false
-                });
-            }
-        }
-    }
-
-    /// Whoever waits for a mount is attached, once.
-    ///
-    /// A workload that runs without an entry uses a mount of strategy `systemd` and is left alone until it is made anew;
-    /// unless its own Mountpoint Pod exists, for then only the attachment was lost.
-    pub fn place_workloads(&mut self) {
-        let residents: Vec<&Resident> = self.residents.values().copied().collect();
-        for resident in residents {
-            let is_attached =
-                self.drafts.iter().flat_map(|it| it.entries.values()).flatten().any(|it| it.workload == resident.uid);
-            if is_attached {
-                continue;
-            }
-            match (resident.activity, &resident.wish) {
-                (Activity::Starting, Some(Ok(need))) => self.place(&resident.uid, need),
-                (Activity::Starting, Some(Err(refused))) => {
-                    self.wait(&resident.uid, WaitReason::Refused(refused.clone()));
-                }
-                (Activity::Using, Some(Ok(need))) if self.has_own_pod(&resident.uid) => {
-                    self.place(&resident.uid, need);
-                }
-                (Activity::Starting | Activity::Using | Activity::Over, _) => {}
-            }
-        }
-    }
-
-    pub fn remove_empty_entries(&mut self) {
-        for draft in &mut self.drafts {
-            for (mountpoint_pod, _) in draft.entries.extract_if(.., |_, entries| entries.is_empty()) {
-                self.released.insert(mountpoint_pod.clone());
-                draft.changes.push(Change::RemoveEntry { mountpoint_pod });
-            }
-        }
-    }
-
-    pub fn wait(&mut self, workload: &WorkloadUid, reason: WaitReason) {
-        self.decision.notices.push(Notice::Waits { workload: workload.clone(), reason });
-    }
-
-    /// Why an entry ends, if it does.
-    fn ended(&mut self, workload: &WorkloadUid, attached_at: Timestamp) -> Option<DetachReason> {
-        match self.residents.get(workload).map(|it| it.activity) {
-            Some(Activity::Starting | Activity::Using) => None,
-            Some(Activity::Over) => Some(DetachReason::Over),
-            None if self.observed.gone.contains(workload) => Some(DetachReason::Gone),
-            None => match STALE_AFTER.checked_sub(attached_at.age(self.now)) {
-                Some(left) if !left.is_zero() => {
-                    self.decision.look_again_in(left);
-                    None
-                }
-                Some(_) | None => Some(DetachReason::Stale),
-            },
-        }
-    }
-
-    fn has_own_pod(&self, workload: &WorkloadUid) -> bool {
-        self.pods.get(self.own_pod_name(workload).as_str()).is_some_and(|it| it.is_adoptable())
-    }
-
-    /// Attaches a workload: to the Pod that was started for it, if there is one; else to one that serves others with the
-    /// same key; else to one of its own, which is yet to be started.
-    fn place(&mut self, workload: &WorkloadUid, need: &Need) {
-        let shared = if self.has_own_pod(workload) { None } else { self.find_shared(need) };
-        let seat = if shared.is_some() { Seat::Shared } else { Seat::Own };
-        let Some(Place { draft, mountpoint_pod }) = shared.or_else(|| self.make_place(workload, need)) else {
-            return;
-        };
-        let draft = &mut self.drafts[draft];
-        draft.attach(workload, &mountpoint_pod, seat, self.now);
-        let (workload, attachment) = (workload.clone(), draft.name.clone());
-        self.decision.notices.push(Notice::Assigned { workload, attachment, mountpoint_pod });
-    }
-
-    /// The entry that a workload with this need joins: of several suitable ones one whose Pod is there already, and of those
-    /// the busiest, so that the others drain.
-    fn find_shared(&self, need: &Need) -> Option<Place> {
-        let mut candidates = Vec::new();
-        for (draft_index, draft) in self.drafts.iter().enumerate() {
-            if draft.is_terminating() || !is_for(&draft.name, &draft.fields, need) {
-                continue;
-            }
-            for (mountpoint_pod, entries) in &draft.entries {
-                let pod = self.pods.get(mountpoint_pod.as_str());
-                let is_suitable = match pod {
-                    Some(pod) => pod.is_suitable(&self.observed.driver_version),
-                    // It is about to be started, by us or by whoever wrote this entry.
-                    None => !entries.is_empty(),
+/// Workloads that have finished lose their entry at once. Those that the cache does not know lose it after a while, because a
+/// cache may lag. A workload that is terminating but still runs keeps its entry until it is gone.
+pub(super) fn release_finished_workloads(plan: &mut Plan<'_>) {
+    let mut drafts = std::mem::take(&mut plan.drafts);
+    for draft in &mut drafts {
+        for (mountpoint_pod, entries) in &mut draft.entries {
+            entries.retain(|entry| {
+                let Some(reason) = detach_reason(plan, &entry.workload, entry.attached_at) else {
+                    return true;
                 };
-                if is_suitable {
-                    candidates.push((pod.is_none(), Reverse(entries.len()), &draft.name, mountpoint_pod, draft_index));
+                let (workload, mountpoint_pod) = (entry.workload.clone(), mountpoint_pod.clone());
+                draft.changes.push(AttachmentChange::Detach { workload, mountpoint_pod, reason });
+                false
+            });
+        }
+    }
+    plan.drafts = drafts;
+}
+
+/// A workload that two controllers attached concurrently keeps its first entry.
+pub(super) fn release_duplicates(plan: &mut Plan<'_>) {
+    let mut first: BTreeMap<WorkloadUid, (Timestamp, String, String)> = BTreeMap::new();
+    for draft in &plan.drafts {
+        for (mountpoint_pod, entries) in &draft.entries {
+            for entry in entries {
+                let here = rank(entry.attached_at, &draft.name, mountpoint_pod);
+                let is_earlier =
+                    first.get(&entry.workload).is_none_or(|(at, attachment, pod)| here < rank(*at, attachment, pod));
+                if is_earlier {
+                    let position = (entry.attached_at, draft.name.clone(), mountpoint_pod.clone());
+                    first.insert(entry.workload.clone(), position);
                 }
             }
         }
-        let (_, _, _, mountpoint_pod, draft) = candidates.into_iter().min()?;
-        Some(Place { draft, mountpoint_pod: mountpoint_pod.clone() })
     }
-
-    fn make_place(&mut self, workload: &WorkloadUid, need: &Need) -> Option<Place> {
-        let draft = self.choose_draft(workload, need)?;
-        Some(Place { draft, mountpoint_pod: self.own_pod_name(workload) })
+    for draft in &mut plan.drafts {
+        for (mountpoint_pod, entries) in &mut draft.entries {
+            entries.retain(|entry| {
+                let here = rank(entry.attached_at, &draft.name, mountpoint_pod);
+                // Removing it from `first` makes a second, equal entry in the same list a duplicate, too.
+                if first.get(&entry.workload).is_some_and(|(at, name, pod)| here == rank(*at, name, pod)) {
+                    first.remove(&entry.workload);
+                    return true;
+                }
+                draft.changes.push(AttachmentChange::Detach {
+                    workload: entry.workload.clone(),
+                    mountpoint_pod: mountpoint_pod.clone(),
+                    reason: DetachReason::Duplicate,
+                });
+                false
+            });
+        }
     }
+}
 
-    /// The attachment that gets an entry for a new Mountpoint Pod: the one named after the key; or one that a driver before
-    /// us made, as long as it is in use; or one that does not exist yet.
-    fn choose_draft(&mut self, workload: &WorkloadUid, need: &Need) -> Option<usize> {
-        let name = attachment_name(&need.key);
-        if let Some(index) = self.drafts.iter().position(|it| it.name == name) {
-            if self.drafts[index].is_terminating() {
-                self.wait(workload, WaitReason::AttachmentEnding { attachment: name });
-                return None;
+/// Every workload that waits for a mount is attached, once.
+///
+/// A workload that runs without an entry uses a mount of strategy `systemd` and is left alone until its Pod is recreated;
+/// unless its own Mountpoint Pod exists, for then only the attachment was lost.
+pub(super) fn place_workloads(plan: &mut Plan<'_>) {
+    let workloads: Vec<&PodOnNode> = plan.workloads.values().copied().collect();
+    for workload in workloads {
+        let is_attached =
+            plan.drafts.iter().flat_map(|it| it.entries.values()).flatten().any(|it| it.workload == workload.uid);
+        if is_attached {
+            continue;
+        }
+        match (workload.activity, &workload.requirement) {
+            (Activity::Starting, Some(Ok(requirement))) => match in_use_elsewhere(plan, requirement) {
+                Some(reason) => plan.wait(&workload.uid, reason),
+                None => place(plan, &workload.uid, requirement),
+            },
+            (Activity::Starting, Some(Err(refusal))) => {
+                plan.wait(&workload.uid, WaitReason::Refused(refusal.clone()));
             }
-            return Some(index);
+            (Activity::Using, Some(Ok(requirement))) if has_own_pod(plan, &workload.uid) => {
+                place(plan, &workload.uid, requirement);
+            }
+            (Activity::Starting | Activity::Using | Activity::Finished, _) => {}
         }
-        let is_in_use = |it: &Draft<'_>| !it.is_terminating() && it.entries.values().any(|entries| !entries.is_empty());
-        let legacy = self.drafts.iter().position(|it| is_in_use(it) && is_for(&it.name, &it.fields, need));
-        if legacy.is_some() {
-            return legacy;
-        }
-        self.drafts.push(Draft {
-            observed: None,
-            name,
-            fields: need.fields.clone(),
-            entries: BTreeMap::new(),
-            changes: Vec::new(),
-        });
-        Some(self.drafts.len() - 1)
     }
+}
+
+/// Kubernetes does not enforce `ReadWriteOnce` for drivers without an attach operation.
+fn in_use_elsewhere(plan: &Plan<'_>, requirement: &MountRequirement) -> Option<WaitReason> {
+    let other = plan.observed.elsewhere.iter().min().filter(|_| requirement.scope == NodeScope::SingleNode)?;
+    Some(WaitReason::InUseElsewhere { node: other.node.clone(), workload: other.workload.clone() })
+}
+
+pub(super) fn remove_empty_entries(plan: &mut Plan<'_>) {
+    for draft in &mut plan.drafts {
+        for (mountpoint_pod, _) in draft.entries.extract_if(.., |_, entries| entries.is_empty()) {
+            plan.released.insert(mountpoint_pod.clone());
+            draft.changes.push(AttachmentChange::RemoveEntry { mountpoint_pod });
+        }
+    }
+}
+
+/// Why a workload loses its entry, if it does.
+fn detach_reason(plan: &mut Plan<'_>, workload: &WorkloadUid, attached_at: Timestamp) -> Option<DetachReason> {
+    match plan.workloads.get(workload).map(|it| it.activity) {
+        Some(Activity::Starting | Activity::Using) => None,
+        Some(Activity::Finished) => Some(DetachReason::Finished),
+        None if plan.observed.gone.contains(workload) => Some(DetachReason::Gone),
+        None => match STALE_AFTER.checked_sub(attached_at.age(plan.now)) {
+            Some(left) if !left.is_zero() => {
+                plan.decision.requeue_after(left);
+                None
+            }
+            Some(_) | None => Some(DetachReason::Stale),
+        },
+    }
+}
+
+fn has_own_pod(plan: &Plan<'_>, workload: &WorkloadUid) -> bool {
+    plan.newest_pod(&plan.own_pod_name(workload)).is_some_and(MountpointPod::is_adoptable)
+}
+
+/// Attaches a workload: to the Pod that was started for it, if there is one; else to one that serves others with the
+/// same key; else to one of its own, which is yet to be started.
+fn place(plan: &mut Plan<'_>, workload: &WorkloadUid, requirement: &MountRequirement) {
+    let shared = if has_own_pod(plan, workload) { None } else { find_shared(plan, requirement) };
+    let placement = if shared.is_some() { Placement::Shared } else { Placement::Dedicated };
+    let Some(EntryPosition { draft, mountpoint_pod }) = shared.or_else(|| new_entry(plan, workload, requirement))
+    else {
+        return;
+    };
+    let draft = &mut plan.drafts[draft];
+    draft.attach(workload, &mountpoint_pod, placement, plan.now);
+    let (workload, attachment) = (workload.clone(), draft.name.clone());
+    plan.decision.notices.push(Notice::Assigned { workload, attachment, mountpoint_pod });
+}
+
+/// The entry that a workload with this requirement joins: of several suitable ones one whose Pod exists already, and of those
+/// the busiest, so that the others drain.
+fn find_shared(plan: &Plan<'_>, requirement: &MountRequirement) -> Option<EntryPosition> {
+    let mut candidates = Vec::new();
+    for (draft_index, draft) in plan.drafts.iter().enumerate() {
+        if draft.is_terminating() || !is_for(&draft.name, &draft.fields, requirement) {
+            continue;
+        }
+        for (mountpoint_pod, entries) in &draft.entries {
+            let pod = plan.newest_pod(mountpoint_pod);
+            let is_suitable = match pod {
+                Some(pod) => pod.is_suitable(&plan.observed.driver_version),
+                // It is about to be started, by us or by the controller that wrote this entry.
+                None => !entries.is_empty(),
+            };
+            if is_suitable {
+                candidates.push((pod.is_none(), Reverse(entries.len()), &draft.name, mountpoint_pod, draft_index));
+            }
+        }
+    }
+    let (_, _, _, mountpoint_pod, draft) = candidates.into_iter().min()?;
+    Some(EntryPosition { draft, mountpoint_pod: mountpoint_pod.clone() })
+}
+
+fn new_entry(plan: &mut Plan<'_>, workload: &WorkloadUid, requirement: &MountRequirement) -> Option<EntryPosition> {
+    let draft = choose_draft(plan, workload, requirement)?;
+    Some(EntryPosition { draft, mountpoint_pod: plan.own_pod_name(workload) })
+}
+
+/// The attachment that gets an entry for a new Mountpoint Pod: the one named after the key; or one that an earlier driver
+/// created, as long as it is in use; or a new one.
+fn choose_draft(plan: &mut Plan<'_>, workload: &WorkloadUid, requirement: &MountRequirement) -> Option<usize> {
+    let name = attachment_name(&requirement.key);
+    if let Some(index) = plan.drafts.iter().position(|it| it.name == name) {
+        if plan.drafts[index].is_terminating() {
+            plan.wait(workload, WaitReason::AttachmentEnding { attachment: name });
+            return None;
+        }
+        return Some(index);
+    }
+    let is_in_use =
+        |it: &AttachmentDraft<'_>| !it.is_terminating() && it.entries.values().any(|entries| !entries.is_empty());
+    let legacy = plan.drafts.iter().position(|it| is_in_use(it) && is_for(&it.name, &it.fields, requirement));
+    if legacy.is_some() {
+        return legacy;
+    }
+    plan.drafts.push(AttachmentDraft {
+        observed: None,
+        name,
+        fields: requirement.fields.clone(),
+        entries: BTreeMap::new(),
+        changes: Vec::new(),
+    });
+    Some(plan.drafts.len() - 1)
 }

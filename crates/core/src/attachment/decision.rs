@@ -1,4 +1,4 @@
-//! What to do, as data. The shape says in which order: attachments, then Pods, then deletions.
+//! What to do, as data. The fields are in the order of execution: attachments, then Pods, then deletions.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,79 +6,82 @@ use std::time::Duration;
 use crate::chain::Chain;
 use crate::identifiers::WorkloadUid;
 
-use super::facts::{Entries, Fields};
-use super::needs::Refused;
+use super::facts::{AttachmentFields, Entries};
+use super::requirements::VolumeRefusal;
 
-/// What to do next for one PV on one node. Without steps once everything is as it should be.
+/// What to do next for one PV on one node. Without actions once the desired state is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// First. Each is one call that fails if somebody else was faster; then nothing else of this decision is done, and
-    /// the next look decides anew.
-    pub specs: Vec<SpecWrite>,
-    /// Second, once all of `specs` succeeded. From here on every step stands on its own: one that fails stops no other.
-    pub pods: Vec<PodStep>,
+    /// First. Each is one compare-and-swap; if it loses, nothing else of this decision is done and the key is reconciled
+    /// again.
+    pub attachment_writes: Vec<AttachmentWrite>,
+    /// Second, once all of `attachment_writes` succeeded. From here on the actions are independent: one that fails stops no
+    /// other.
+    pub pods: Vec<PodAction>,
     /// Third, each with its precondition.
     pub deletions: Vec<Deletion>,
-    /// For people, at any time.
+    /// For Events, at any time.
     pub notices: Vec<Notice>,
-    /// When time alone changes the answer.
-    pub look_again_in: Option<Duration>,
+    /// When time alone changes the decision.
+    pub requeue_after: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum SpecWrite {
-    /// A name that exists already is a lost race like any other.
-    CreateAttachment { name: String, fields: Fields, entries: Entries, changes: Vec<Change> },
-    /// Replaces all entries, if the object still has this version.
-    EditAttachment { name: String, resource_version: String, entries: Entries, changes: Vec<Change> },
+pub enum AttachmentWrite {
+    /// An object of this name that exists already is a lost race.
+    CreateAttachment { name: String, fields: AttachmentFields, entries: Entries, changes: Vec<AttachmentChange> },
+    /// Replaces all entries if the object still has this version.
+    EditAttachment { name: String, resource_version: String, entries: Entries, changes: Vec<AttachmentChange> },
 }
 
-/// What a write changes, for logs and Events: the entries it carries say the same.
+/// What a write changes, for the log. The entries that are written contain the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    Attach { workload: WorkloadUid, mountpoint_pod: String, seat: Seat },
+pub enum AttachmentChange {
+    Attach { workload: WorkloadUid, mountpoint_pod: String, placement: Placement },
     Detach { workload: WorkloadUid, mountpoint_pod: String, reason: DetachReason },
     RemoveEntry { mountpoint_pod: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Seat {
-    /// The Mountpoint Pod that is named after this workload. See [`SpecWrite::creators`].
-    Own,
-    /// One that serves others already, or is about to.
+pub enum Placement {
+    /// The Mountpoint Pod that is named after this workload. See [`AttachmentWrite::creators`].
+    Dedicated,
+    /// One that serves other workloads already, or is about to.
     Shared,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DetachReason {
-    /// Its Pod has ended, or is deleted before it ran.
-    Over,
+    /// Its Pod has ended, or was deleted before it ran.
+    Finished,
     /// The watch reported its deletion.
     Gone,
-    /// Nobody has seen its Pod since it was attached. See [`SpecWrite::stale_workloads`].
+    /// The cache has not seen its Pod since it was attached. See [`AttachmentWrite::stale_workloads`].
     Stale,
-    /// It is attached elsewhere, and was first there.
+    /// Another entry for it is older.
     Duplicate,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodStep {
+pub enum PodAction {
     /// Create the Mountpoint Pod under this name. That it exists already is success.
     Start {
         name: String,
+        /// The source it serves. Another name than its own if it takes over from a Pod that still serves.
+        source: String,
         attachment: String,
         /// The workload it is started for; it may serve more.
         workload: WorkloadUid,
     },
-    /// Annotate `needs-unmount`, if the Pod still has this UID and [`super::may_retire`] says so of attachments that were
-    /// read without a cache after `specs` were written.
-    Retire { name: String, uid: String, creator: Creator },
+    /// Annotate `needs-unmount`, if the Pod still has this UID and [`super::may_retire`] allows it for attachments that were
+    /// read without a cache after `attachment_writes`.
+    Retire { name: String, uid: String, source: String, creator: CreatorState },
 }
 
-/// What is known of the workload after which a Mountpoint Pod is named: the only one that could bring it back into use.
+/// What is known of the workload after which a Mountpoint Pod is named: only that one could bring it back into use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Creator {
-    /// Seen to be over. The cached workloads are proof enough.
+pub enum CreatorState {
+    /// The cache has seen it end. That is proof enough.
     Ended,
     /// Not in the cache: the node's workloads must be read without one, too, before the Pod is retired.
     Unseen,
@@ -86,7 +89,7 @@ pub enum Creator {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deletion {
-    /// With both as preconditions: a Pod that changed meanwhile is looked at again first.
+    /// With both as preconditions: a Pod that changed meanwhile is observed again first.
     MountpointPod {
         name: String,
         uid: String,
@@ -105,7 +108,7 @@ pub enum Precondition {
     AsWritten,
 }
 
-/// What people should know. The same notice comes with every look until it is no longer true.
+/// What the user of a workload should know. The same notice is repeated at every reconciliation while it is true.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
     Assigned {
@@ -121,55 +124,65 @@ pub enum Notice {
     Replaces {
         workload: WorkloadUid,
         mountpoint_pod: String,
-        loss: Loss,
+        loss: PodLoss,
     },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitReason {
-    Refused(Refused),
-    /// No new Mountpoint Pod can be built without it.
+    Refused(VolumeRefusal),
+    /// A volume for one node only is attached on another one.
+    InUseElsewhere {
+        node: String,
+        workload: String,
+    },
+    /// No Mountpoint Pod can be created without it.
     VolumeMissing,
-    /// No new Mountpoint Pod can be built from it.
+    /// No Mountpoint Pod can be created from it.
     VolumeRefused {
         problem: String,
     },
     AttachmentEnding {
         attachment: String,
     },
-    /// The Pod under that name must go before the next one can have it.
-    PredecessorEnding {
+    /// The Pod of that name must be gone before the next one can be created.
+    PodEnding {
         mountpoint_pod: String,
     },
-    PredecessorLost {
+    PodLost {
         mountpoint_pod: String,
-        loss: Loss,
+        loss: PodLoss,
     },
     NotRunning {
         mountpoint_pod: String,
-        trouble: Option<String>,
+        problem: Option<String>,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
+pub enum PodLoss {
     Missing,
     Failed,
     Succeeded,
 }
 
 impl Decision {
-    /// Whether there is nothing to do but wait.
+    /// Whether there is nothing to do.
     pub fn is_settled(&self) -> bool {
-        self.specs.is_empty() && self.pods.is_empty() && self.deletions.is_empty()
+        self.attachment_writes.is_empty() && self.pods.is_empty() && self.deletions.is_empty()
     }
 
-    pub(super) fn look_again_in(&mut self, delay: Duration) {
-        self.look_again_in = Some(self.look_again_in.map_or(delay, |it| it.min(delay)));
+    /// Whether a Pod is started that takes over from one that still serves.
+    pub fn replaces_ahead(&self) -> bool {
+        self.pods.iter().any(|it| matches!(it, PodAction::Start { name, source, .. } if name != source))
+    }
+
+    pub(super) fn requeue_after(&mut self, delay: Duration) {
+        self.requeue_after = Some(self.requeue_after.map_or(delay, |it| it.min(delay)));
     }
 }
 
-impl SpecWrite {
+impl AttachmentWrite {
     pub fn name(&self) -> &str {
         match self {
             Self::CreateAttachment { name, .. } | Self::EditAttachment { name, .. } => name,
@@ -182,29 +195,33 @@ impl SpecWrite {
         }
     }
 
-    pub fn changes(&self) -> &[Change] {
+    pub fn changes(&self) -> &[AttachmentChange] {
         match self {
             Self::CreateAttachment { changes, .. } | Self::EditAttachment { changes, .. } => changes,
         }
     }
 
-    /// Workloads that are detached only because the cache does not know them. Whoever writes this reads the node's Pods
-    /// without a cache first, and does not write if one of them lives.
+    /// Workloads that are detached only because the cache does not know them. Before this is written, the node's Pods are
+    /// read without a cache; if one of these workloads lives, nothing is written.
     pub fn stale_workloads(&self) -> impl Iterator<Item = &WorkloadUid> {
         self.changes().iter().filter_map(|it| match it {
-            Change::Detach { workload, reason: DetachReason::Stale, .. } => Some(workload),
-            Change::Detach { .. } | Change::Attach { .. } | Change::RemoveEntry { .. } => None,
+            AttachmentChange::Detach { workload, reason: DetachReason::Stale, .. } => Some(workload),
+            AttachmentChange::Detach { .. }
+            | AttachmentChange::Attach { .. }
+            | AttachmentChange::RemoveEntry { .. } => None,
         })
     }
 
-    /// Workloads whose own Mountpoint Pod this write brings into use. They must still live when it is made: a name that was
-    /// in use before may belong to a Pod that somebody else has just retired. Whoever writes this knows it from a read
-    /// without a cache, or has a cache that is no older than its own leadership. If it is wrong all the same, the
-    /// workloads wait until the retired Pod has ended and the next one has taken its name.
+    /// Workloads whose own Mountpoint Pod this write brings into use. They must still live when it is written: a name that
+    /// was in use before may belong to a Pod that another controller has just retired. The writer knows it from a read
+    /// without a cache, or from a cache that is no older than its leadership. If it is wrong all the same, the
+    /// workloads wait until the retired Pod has ended and the next one has its name.
     pub fn creators(&self) -> impl Iterator<Item = &WorkloadUid> {
         self.changes().iter().filter_map(|it| match it {
-            Change::Attach { workload, seat: Seat::Own, .. } => Some(workload),
-            Change::Detach { .. } | Change::Attach { .. } | Change::RemoveEntry { .. } => None,
+            AttachmentChange::Attach { workload, placement: Placement::Dedicated, .. } => Some(workload),
+            AttachmentChange::Detach { .. }
+            | AttachmentChange::Attach { .. }
+            | AttachmentChange::RemoveEntry { .. } => None,
         })
     }
 }
@@ -234,17 +251,18 @@ impl fmt::Display for Notice {
 }
 
 impl WaitReason {
-    /// Whether waiting will help. Otherwise somebody must change something.
+    /// Whether it resolves without a change by a user or an administrator.
     pub const fn passes_by_itself(&self) -> bool {
         match self {
             Self::AttachmentEnding { .. }
-            | Self::PredecessorEnding { .. }
-            | Self::PredecessorLost { .. }
-            | Self::NotRunning { trouble: None, .. } => true,
+            | Self::PodEnding { .. }
+            | Self::PodLost { .. }
+            | Self::NotRunning { problem: None, .. } => true,
             Self::Refused(_)
+            | Self::InUseElsewhere { .. }
             | Self::VolumeMissing
             | Self::VolumeRefused { .. }
-            | Self::NotRunning { trouble: Some(_), .. } => false,
+            | Self::NotRunning { problem: Some(_), .. } => false,
         }
     }
 }
@@ -253,32 +271,39 @@ impl fmt::Display for WaitReason {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Refused(refused) => write!(formatter, "{}", Chain(refused)),
+            Self::InUseElsewhere { node, workload } => write!(
+                formatter,
+                "the volume is ReadWriteOnce and in use on node {node} by Pod {workload}; it can be used here when that Pod is gone"
+            ),
             Self::VolumeMissing => {
-                write!(formatter, "the PersistentVolume is missing, no Mountpoint Pod can be made without it")
+                write!(formatter, "the PersistentVolume does not exist, no Mountpoint Pod can be created without it")
             }
             Self::VolumeRefused { problem } => {
-                write!(formatter, "no Mountpoint Pod can be made for the volume: {problem}")
+                write!(formatter, "no Mountpoint Pod can be created for the volume: {problem}")
             }
             Self::AttachmentEnding { attachment } => {
-                write!(formatter, "attachment {attachment} is being deleted, the next one follows when it is gone")
+                write!(formatter, "attachment {attachment} is being deleted; the next one is created when it is gone")
             }
-            Self::PredecessorEnding { mountpoint_pod } => {
-                write!(formatter, "Mountpoint Pod {mountpoint_pod} is ending, the next one follows when it is gone")
+            Self::PodEnding { mountpoint_pod } => {
+                write!(
+                    formatter,
+                    "Mountpoint Pod {mountpoint_pod} is terminating; the next one is created when it is gone"
+                )
             }
-            Self::PredecessorLost { mountpoint_pod, loss } => {
+            Self::PodLost { mountpoint_pod, loss } => {
                 write!(formatter, "Mountpoint Pod {mountpoint_pod} {loss} and is replaced")
             }
-            Self::NotRunning { mountpoint_pod, trouble: None } => {
+            Self::NotRunning { mountpoint_pod, problem: None } => {
                 write!(formatter, "Mountpoint Pod {mountpoint_pod} is not running yet")
             }
-            Self::NotRunning { mountpoint_pod, trouble: Some(trouble) } => {
-                write!(formatter, "Mountpoint Pod {mountpoint_pod} is not running: {trouble}")
+            Self::NotRunning { mountpoint_pod, problem: Some(problem) } => {
+                write!(formatter, "Mountpoint Pod {mountpoint_pod} is not running: {problem}")
             }
         }
     }
 }
 
-impl fmt::Display for Loss {
+impl fmt::Display for PodLoss {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Missing => "disappeared",

@@ -1,13 +1,14 @@
-//! What the controller sees, as plain data: workloads, Mountpoint Pods, attachments. Nothing is decided here.
+//! What the controller observes, as plain data: workloads, Mountpoint Pods, attachments. Nothing is decided here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::identifiers::{PvName, WorkloadUid};
 
-use super::needs::ClaimReference;
+use super::identity::PodIdentity;
+use super::requirements::ClaimSource;
 
-/// A user's Pod, as far as volumes are concerned.
+/// A user's Pod, reduced to what concerns its volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
     pub uid: WorkloadUid,
@@ -16,51 +17,61 @@ pub struct Workload {
     pub service_account: String,
     /// `None` until the scheduler has chosen.
     pub node: Option<String>,
-    pub phase: Phase,
+    pub phase: PodPhase,
     pub is_terminating: bool,
     pub fs_group: Option<i64>,
-    pub claims: Vec<ClaimReference>,
+    pub claims: Vec<ClaimSource>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
+pub enum PodPhase {
     Pending,
     Running,
     Succeeded,
     Failed,
-    /// Its node does not report any more.
+    /// Its node no longer reports.
     Unknown,
 }
 
-/// What a workload is to its volume.
+/// Whether a workload uses its volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Activity {
-    /// It waits for its volumes: whoever has no mount yet gets one.
+    /// It waits for its volumes; those that are not mounted yet get mounted.
     Starting,
-    /// Its containers may be using the mount. It keeps what it has, and gets nothing it did not have.
+    /// Its containers may be using the mount. It keeps what it has, and gets no new mount.
     Using,
     /// It does not use its volumes any more and never will again.
-    Over,
+    Finished,
 }
 
 /// The Pod that contains a mounter.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own, as labels, annotations and conditions say it"
+)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountpointPod {
     pub name: String,
-    /// Tells apart the Pods that had this name one after the other.
+    /// What entries name: the name of the first Pod that served the source.
+    pub source: String,
+    /// Distinguishes Pods that had this name one after the other.
     pub uid: String,
     pub resource_version: String,
-    pub phase: Phase,
+    pub phase: PodPhase,
     pub is_terminating: bool,
     /// Annotated `needs-unmount`: the node ends it as soon as no bind mount refers to its source.
     pub is_retired: bool,
-    /// Annotated `no-new-workload`, which operators do to drain it.
+    /// Annotated `no-new-workload` by an operator who drains it.
     pub refuses_new_workloads: bool,
-    /// Of the driver that started it.
+    /// Of the driver that created it.
     pub driver_version: Option<String>,
+    /// Its node says that it serves the source.
+    pub is_mounted: bool,
+    /// Its node says that another Pod can take over while it serves.
+    pub is_movable: bool,
     pub created_at: Timestamp,
-    /// What keeps a pending one from running, in the words of the scheduler or of kubelet.
-    pub trouble: Option<String>,
+    /// Why a pending one does not run, as reported by the scheduler or by kubelet.
+    pub problem: Option<String>,
 }
 
 /// A `MountpointS3PodAttachment`.
@@ -70,13 +81,13 @@ pub struct Attachment {
     /// Opaque; every write is a compare-and-swap against it.
     pub resource_version: String,
     pub is_terminating: bool,
-    pub fields: Fields,
+    pub fields: AttachmentFields,
     pub entries: Entries,
 }
 
 /// Mountpoint Pods by name, and the workloads that each of them serves.
 ///
-/// Text that is no UID is left out by whoever reads the object; the next write removes it.
+/// Keys that are no UID are dropped when the object is read; the next write removes them.
 pub type Entries = BTreeMap<String, Vec<Entry>>;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,22 +96,22 @@ pub struct Entry {
     pub attached_at: Timestamp,
 }
 
-/// The fields of an attachment that say whom it is for. Drivers before us wrote the first five.
+/// The fields that identify an attachment. Earlier drivers wrote the first five.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Fields {
+pub struct AttachmentFields {
     pub node: String,
     pub persistent_volume: PvName,
     pub volume_id: String,
-    /// The PV's options as they were written, joined by commas: a driver before us finds our objects by this text.
+    /// The PV's options verbatim, joined by commas: earlier drivers find our objects by this text.
     pub mount_options: String,
-    /// Empty without one.
+    /// Empty if there is none.
     pub fs_group: String,
     pub authentication_source: Option<String>,
     pub workload_namespace: Option<String>,
     pub service_account: Option<String>,
 }
 
-/// A moment, in whole seconds as Kubernetes writes them.
+/// A point in time, in whole seconds as Kubernetes writes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(i64);
 
@@ -111,12 +122,12 @@ impl Workload {
 }
 
 impl Activity {
-    pub const fn of(phase: Phase, is_terminating: bool) -> Self {
+    pub const fn of(phase: PodPhase, is_terminating: bool) -> Self {
         match (phase, is_terminating) {
-            (Phase::Pending, false) => Self::Starting,
-            // A node that is silent may still run the containers: their mount stays until somebody knows better.
-            (Phase::Running | Phase::Unknown, _) => Self::Using,
-            (Phase::Pending, true) | (Phase::Succeeded | Phase::Failed, _) => Self::Over,
+            (PodPhase::Pending, false) => Self::Starting,
+            // A node that is not ready may still run the containers: their mount stays until their end is known.
+            (PodPhase::Running | PodPhase::Unknown, _) => Self::Using,
+            (PodPhase::Pending, true) | (PodPhase::Succeeded | PodPhase::Failed, _) => Self::Finished,
         }
     }
 
@@ -125,8 +136,8 @@ impl Activity {
     }
 }
 
-impl Phase {
-    /// As the API writes it; a Pod that nobody has reported on yet has no phase.
+impl PodPhase {
+    /// As the API writes it; a Pod without a status has no phase.
     pub fn from_text(text: Option<&str>) -> Self {
         match text {
             None | Some("" | "Pending") => Self::Pending,
@@ -143,18 +154,22 @@ impl Phase {
 }
 
 impl MountpointPod {
-    /// Whether a workload that has no mount yet may be served by it.
+    /// Whether a workload that is not mounted yet may be served by it.
     pub fn is_suitable(&self, driver_version: &str) -> bool {
-        matches!(self.phase, Phase::Pending | Phase::Running)
+        matches!(self.phase, PodPhase::Pending | PodPhase::Running)
             && !self.is_terminating
             && !self.is_retired
             && !self.refuses_new_workloads
             && self.driver_version.as_deref() == Some(driver_version)
     }
 
-    /// Whether a workload for which it was started may have it, even if it is not open to others.
+    pub fn identity(&self) -> PodIdentity<'_> {
+        PodIdentity { source: &self.source, name: &self.name, uid: &self.uid, created_at: self.created_at }
+    }
+
+    /// Whether the workload for which it was created may use it, even if it accepts no others.
     pub const fn is_adoptable(&self) -> bool {
-        matches!(self.phase, Phase::Pending | Phase::Running) && !self.is_terminating && !self.is_retired
+        matches!(self.phase, PodPhase::Pending | PodPhase::Running) && !self.is_terminating && !self.is_retired
     }
 }
 
@@ -167,7 +182,7 @@ impl Timestamp {
         self.0
     }
 
-    /// How long ago this was. A clock that runs ahead of ours makes no age.
+    /// How long ago this was; zero for a time in the future, since clocks differ.
     pub fn age(self, now: Self) -> Duration {
         Duration::from_secs(u64::try_from(now.0.saturating_sub(self.0)).unwrap_or(0))
     }

@@ -1,36 +1,71 @@
-//! What attachments and Mountpoint Pods are called, which attachment is meant, and which one counts if several are.
+//! The names of attachments and Mountpoint Pods, and which attachment applies if there are several.
 
-use crate::arguments::Arguments;
+use std::cmp::Reverse;
+
+use crate::arguments::MountArguments;
 use crate::identifiers::WorkloadUid;
+use crate::names::hex_sha224;
 use crate::sharing::SharingKey;
 
-use super::facts::{Attachment, Fields, Timestamp};
-use super::needs::Need;
+use super::facts::{Attachment, AttachmentFields, Timestamp};
+use super::requirements::MountRequirement;
 
 const ATTACHMENT_PREFIX: &str = "s3pa-";
 const MOUNTPOINT_POD_PREFIX: &str = "mp-";
 const HASH_LENGTH: usize = 56;
 
-/// The name of the attachment for this key. The API server lets it exist once, whoever creates it.
+/// The name of the attachment for this key. Derived, so that the API server lets only one exist.
 pub fn attachment_name(key: &SharingKey) -> String {
     format!("{ATTACHMENT_PREFIX}{}", key.name())
 }
 
-/// Whether a Pod in the Mountpoint namespace is one of ours. Others that somebody put there are none of our business.
+/// The name of the Mountpoint Pod that takes over from the one with this UID while that one serves its source.
+///
+/// Derived, so that the API server lets only one exist. The source keeps the name of its first Pod.
+pub fn successor_name(source: &str, uid: &str) -> String {
+    format!("{MOUNTPOINT_POD_PREFIX}{}", hex_sha224([source, "\n", uid]))
+}
+
+/// What orders the Mountpoint Pods of one source.
+#[derive(Clone, Copy, Debug)]
+pub struct PodIdentity<'a> {
+    pub source: &'a str,
+    pub name: &'a str,
+    pub uid: &'a str,
+    pub created_at: Timestamp,
+}
+
+/// Sorts the Mountpoint Pods of one source: the one that was started last comes first.
+pub fn newest_first<'a, T>(
+    pods: impl IntoIterator<Item = &'a T>,
+    identity: impl Fn(&'a T) -> PodIdentity<'a>,
+) -> Vec<&'a T> {
+    let mut pods: Vec<&'a T> = pods.into_iter().collect();
+    let successors: Vec<String> =
+        pods.iter().map(|it| identity(it)).map(|it| successor_name(it.source, it.uid)).collect();
+    // Kubernetes counts in seconds; of two Pods of one second the one that was derived from the other is newer.
+    pods.sort_by_key(|it| {
+        let PodIdentity { name, created_at, .. } = identity(it);
+        Reverse((created_at, successors.iter().any(|it| it == name), name))
+    });
+    pods
+}
+
+/// Whether a Pod in the Mountpoint namespace is a Mountpoint Pod. All others are ignored.
 pub fn is_mountpoint_pod_name(name: &str) -> bool {
     is_derived(MOUNTPOINT_POD_PREFIX, name)
 }
 
-/// Where a workload finds its source.
+/// The Mountpoint Pod that serves a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignment<'a> {
     pub attachment: &'a str,
     pub mountpoint_pod: &'a str,
 }
 
-/// By whom this workload is served, if several say so.
+/// Which Mountpoint Pod serves this workload, if several entries name it.
 ///
-/// The node and the controller ask the same function: what the node uses is what the controller keeps.
+/// The node and the controller use the same function: what the node uses is what the controller keeps.
 pub fn assignment<'a>(
     attachments: impl IntoIterator<Item = &'a Attachment>,
     workload: &WorkloadUid,
@@ -47,9 +82,9 @@ pub fn assignment<'a>(
         .map(|(_, attachment, mountpoint_pod)| Assignment { attachment, mountpoint_pod })
 }
 
-/// The smaller one counts: the first assignment, because the node may have acted on it already.
+/// The smallest applies: the first assignment, because the node may have acted on it already.
 ///
-/// Nothing in here ever changes, so two controllers that see different facts cannot remove each other's choice: the
+/// These values never change, so two controllers that see different facts cannot remove each other's choice: the
 /// smallest is never removed as a duplicate.
 pub(super) fn rank<'a>(
     attached_at: Timestamp,
@@ -59,41 +94,32 @@ pub(super) fn rank<'a>(
     (attached_at, attachment, mountpoint_pod)
 }
 
-/// Whether an attachment is for this need.
+/// Whether an attachment is for this requirement.
 ///
-/// One with a derived name says so by its name, which knows more than its fields do (a PV made anew with another bucket).
-/// All others, made by drivers before us under random names, say so by their fields.
-pub(super) fn is_for(name: &str, fields: &Fields, need: &Need) -> bool {
+/// A derived name identifies it, since it covers more than the fields do (a PV that was recreated with another bucket).
+/// Attachments of earlier drivers have random names and are identified by their fields.
+pub(super) fn is_for(name: &str, fields: &AttachmentFields, requirement: &MountRequirement) -> bool {
     if is_derived(ATTACHMENT_PREFIX, name) {
-        return name == attachment_name(&need.key);
+        return name == attachment_name(&requirement.key);
     }
-    let Fields {
-        node,
-        persistent_volume,
-        volume_id,
-        mount_options,
-        fs_group,
-        authentication_source,
-        workload_namespace,
-        service_account,
-    } = &need.fields;
-    *node == fields.node
-        && *persistent_volume == fields.persistent_volume
-        && *volume_id == fields.volume_id
-        && *fs_group == fields.fs_group
-        && (*mount_options == fields.mount_options || is_normalised(&fields.mount_options, &need.key.mount_options))
-        // Drivers before us did not write it: a PV has one for its whole life.
-        && (fields.authentication_source.is_none() || *authentication_source == fields.authentication_source)
-        // Where the identity is the workload's, an object that does not say whose it is, is nobody's.
-        && *workload_namespace == fields.workload_namespace
-        && *service_account == fields.service_account
+    let required = &requirement.fields;
+    let mut fields = fields.clone();
+    if is_normalised(&fields.mount_options, &requirement.key.mount_options) {
+        fields.mount_options.clone_from(&required.mount_options);
+    }
+    if fields.authentication_source.is_none() {
+        // Earlier drivers did not write it; it never changes for a PV.
+        fields.authentication_source.clone_from(&required.authentication_source);
+    }
+    // Where the identity is the workload's, an object that does not name it matches no workload.
+    fields == *required
 }
 
 /// Whether options joined by commas mean the same as normalised ones, in another order or spelling.
 fn is_normalised(joined: &str, normalised: &str) -> bool {
-    // An option that contains a comma comes apart here; two texts that mean the same then differ, which costs a source.
+    // An option that contains a comma is split here; equal options then differ, at the price of one more source.
     let options = joined.split(',').filter(|it| !it.is_empty());
-    Arguments::parse(options).is_ok_and(|it| it.normalised().join("\n") == normalised)
+    MountArguments::parse(options).is_ok_and(|it| it.normalised().join("\n") == normalised)
 }
 
 fn is_derived(prefix: &str, name: &str) -> bool {

@@ -1,33 +1,40 @@
-//! Who is served by which Mountpoint Pod: the rules of the controller, without Kubernetes, clock or network.
+//! Which workload is served by which Mountpoint Pod: the controller's rules, without Kubernetes, clock or network.
 //!
-//! The unit of every decision is one PV on one node. All workloads that use it there, all attachments that speak of it
-//! and all Mountpoint Pods that were started for it are looked at together, so that an edited PV, a duplicate and a
-//! leftover are seen from the same place.
+//! Every decision is about one PV on one node. All workloads that use it there, all attachments that name it
+//! and all Mountpoint Pods that were created for it are observed together, so that an edited PV, a duplicate and a
+//! leftover are handled by the same rules.
 //!
-//! Three ideas carry the rest:
-//! - The attachment is what should be, Mountpoint Pods follow it. An entry names a Mountpoint Pod; Pods under that name may
-//!   fail, be evicted or deleted, and the next one takes the name. Workloads are never moved from one name to another.
+//! Three invariants:
+//! - The attachment is the desired state, Mountpoint Pods follow it. An entry names a source by its first Mountpoint Pod; that Pod
+//!   may fail, be evicted or deleted, and the next one gets the same name. One that takes over while another one still serves
+//!   has a name of its own and says which source it is for. Workloads never move from one source to another.
 //! - An entry that was removed never comes back: only the workload after which a Mountpoint Pod is named can bring its name
-//!   into an attachment, and it is over by then. Removing the entry by compare-and-swap is therefore the fence after
+//!   into an attachment, and it has finished by then. Removing the entry by compare-and-swap is therefore the fence after
 //!   which the Pod may be retired.
-//! - Whoever looks at old facts loses a compare-and-swap or does something that the next decision repairs.
+//! - A controller with stale facts loses a compare-and-swap, or does something that the next decision repairs.
 
 mod attach;
 mod decide;
 mod decision;
 mod facts;
 mod identity;
-mod needs;
 mod plan;
 mod pods;
+mod requirements;
 
-pub use decide::{Observed, Resident, VolumeState, decide, may_retire};
+pub use decide::{AttachedElsewhere, ObservedState, PodOnNode, VolumeState, decide, may_retire};
 pub use decision::{
-    Change, Creator, Decision, Deletion, DetachReason, Loss, Notice, PodStep, Precondition, Seat, SpecWrite, WaitReason,
+    AttachmentChange, AttachmentWrite, CreatorState, Decision, Deletion, DetachReason, Notice, Placement, PodAction,
+    PodLoss, Precondition, WaitReason,
 };
-pub use facts::{Activity, Attachment, Entries, Entry, Fields, MountpointPod, Phase, Timestamp, Workload};
-pub use identity::{Assignment, assignment, attachment_name, is_mountpoint_pod_name};
-pub use needs::{Catalog, Claim, ClaimOf, ClaimReference, Need, Refused, Uses, Volume, Waiting, uses};
+pub use facts::{Activity, Attachment, AttachmentFields, Entries, Entry, MountpointPod, PodPhase, Timestamp, Workload};
+pub use identity::{
+    Assignment, PodIdentity, assignment, attachment_name, is_mountpoint_pod_name, newest_first, successor_name,
+};
+pub use requirements::{
+    Claim, ClaimRef, ClaimSource, MountRequirement, NodeScope, RequiredVolumes, UnresolvedClaim, VolumeFacts,
+    VolumeLister, VolumeRefusal, required_volumes,
+};
 
 #[cfg(test)]
 mod tests;

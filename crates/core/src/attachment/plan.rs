@@ -1,53 +1,57 @@
-//! The facts while they are being changed: what the attachments will say, and the steps that are due so far.
-//! The rules that change them are in `attach` and `pods`.
+//! A decision under construction: what the attachments will say, and the actions collected so far.
+//! The rules that fill it are functions in `attach` and `pods`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::identifiers::WorkloadUid;
 use crate::names::mountpoint_pod_name;
 
-use super::decide::{Observed, Resident};
-use super::decision::{Change, Decision, Deletion, Precondition, Seat, SpecWrite};
-use super::facts::{Activity, Attachment, Entries, Entry, Fields, MountpointPod, Timestamp};
+use super::decide::{ObservedState, PodOnNode};
+use super::decision::{
+    AttachmentChange, AttachmentWrite, Decision, Deletion, Notice, Placement, Precondition, WaitReason,
+};
+use super::facts::{Activity, Attachment, AttachmentFields, Entries, Entry, MountpointPod, Timestamp};
+use super::identity::newest_first;
 
 pub(super) struct Plan<'a> {
-    pub observed: &'a Observed,
+    pub observed: &'a ObservedState,
     pub now: Timestamp,
-    pub residents: BTreeMap<&'a WorkloadUid, &'a Resident>,
-    pub pods: BTreeMap<&'a str, &'a MountpointPod>,
-    pub drafts: Vec<Draft<'a>>,
+    pub workloads: BTreeMap<&'a WorkloadUid, &'a PodOnNode>,
+    /// The Mountpoint Pods of each source, the newest first.
+    pub pods: BTreeMap<&'a str, Vec<&'a MountpointPod>>,
+    pub drafts: Vec<AttachmentDraft<'a>>,
     /// Mountpoint Pods whose entry this decision removes.
     pub released: BTreeSet<String>,
     pub decision: Decision,
 }
 
 /// What one attachment will say.
-pub(super) struct Draft<'a> {
+pub(super) struct AttachmentDraft<'a> {
     /// `None` if it will be created.
     pub observed: Option<&'a Attachment>,
     pub name: String,
-    pub fields: Fields,
+    pub fields: AttachmentFields,
     pub entries: Entries,
-    pub changes: Vec<Change>,
+    pub changes: Vec<AttachmentChange>,
 }
 
 impl<'a> Plan<'a> {
-    pub fn new(observed: &'a Observed, now: Timestamp) -> Self {
-        let draft = |it: &'a Attachment| Draft {
+    pub fn new(observed: &'a ObservedState, now: Timestamp) -> Self {
+        let draft = |it: &'a Attachment| AttachmentDraft {
             observed: Some(it),
             name: it.name.clone(),
             fields: it.fields.clone(),
             entries: it.entries.clone(),
             changes: Vec::new(),
         };
-        let mut drafts: Vec<Draft<'a>> = observed.attachments.iter().map(draft).collect();
-        // In whatever order they were listed, the decision is the same.
+        let mut drafts: Vec<AttachmentDraft<'a>> = observed.attachments.iter().map(draft).collect();
+        // The decision does not depend on the order of the list.
         drafts.sort_by(|one, other| one.name.cmp(&other.name));
         Self {
             observed,
             now,
-            residents: observed.workloads.iter().map(|it| (&it.uid, it)).collect(),
-            pods: observed.mountpoint_pods.iter().map(|it| (it.name.as_str(), it)).collect(),
+            workloads: observed.workloads.iter().map(|it| (&it.uid, it)).collect(),
+            pods: pods_by_source(&observed.mountpoint_pods),
             drafts,
             released: BTreeSet::new(),
             decision: Decision::default(),
@@ -58,32 +62,51 @@ impl<'a> Plan<'a> {
         mountpoint_pod_name(workload, &self.observed.persistent_volume)
     }
 
-    /// `None` for workloads nobody has seen.
+    /// The newest Mountpoint Pod of a source.
+    pub fn newest_pod(&self, source: &str) -> Option<&'a MountpointPod> {
+        self.pods.get(source)?.first().copied()
+    }
+
+    /// `None` for workloads that the cache does not know.
     pub fn activity(&self, workload: &WorkloadUid) -> Option<Activity> {
-        match self.residents.get(workload) {
-            Some(resident) => Some(resident.activity),
-            None => self.observed.gone.contains(workload).then_some(Activity::Over),
+        match self.workloads.get(workload) {
+            Some(workload) => Some(workload.activity),
+            None => self.observed.gone.contains(workload).then_some(Activity::Finished),
         }
     }
 
-    /// Whether the Mountpoint Pod is named by an attachment, as things will be.
+    /// Whether a draft names the Mountpoint Pod.
     pub fn is_named(&self, mountpoint_pod: &str) -> bool {
         self.drafts.iter().any(|it| it.entries.contains_key(mountpoint_pod))
     }
 
+    pub fn wait(&mut self, workload: &WorkloadUid, reason: WaitReason) {
+        self.decision.notices.push(Notice::Waits { workload: workload.clone(), reason });
+    }
+
     pub fn finish(self) -> Decision {
         let Self { drafts, mut decision, .. } = self;
-        for Draft { observed, name, fields, entries, changes } in drafts {
+        for AttachmentDraft { observed, name, fields, entries, changes } in drafts {
             let is_empty = entries.is_empty();
             let is_changed = !changes.is_empty();
             match observed {
                 None => {
-                    decision.specs.push(SpecWrite::CreateAttachment { name: name.clone(), fields, entries, changes });
+                    decision.attachment_writes.push(AttachmentWrite::CreateAttachment {
+                        name: name.clone(),
+                        fields,
+                        entries,
+                        changes,
+                    });
                 }
                 Some(Attachment { resource_version, .. }) if is_changed => {
                     let resource_version = resource_version.clone();
                     let name = name.clone();
-                    decision.specs.push(SpecWrite::EditAttachment { name, resource_version, entries, changes });
+                    decision.attachment_writes.push(AttachmentWrite::EditAttachment {
+                        name,
+                        resource_version,
+                        entries,
+                        changes,
+                    });
                 }
                 Some(_) => {}
             }
@@ -103,15 +126,23 @@ impl<'a> Plan<'a> {
     }
 }
 
-impl Draft<'_> {
+impl AttachmentDraft<'_> {
     pub fn is_terminating(&self) -> bool {
         self.observed.is_some_and(|it| it.is_terminating)
     }
 
-    pub fn attach(&mut self, workload: &WorkloadUid, mountpoint_pod: &str, seat: Seat, now: Timestamp) {
+    pub fn attach(&mut self, workload: &WorkloadUid, mountpoint_pod: &str, placement: Placement, now: Timestamp) {
         let entry = Entry { workload: workload.clone(), attached_at: now };
         self.entries.entry(mountpoint_pod.to_owned()).or_default().push(entry);
         let mountpoint_pod = mountpoint_pod.to_owned();
-        self.changes.push(Change::Attach { workload: workload.clone(), mountpoint_pod, seat });
+        self.changes.push(AttachmentChange::Attach { workload: workload.clone(), mountpoint_pod, placement });
     }
+}
+
+fn pods_by_source(pods: &[MountpointPod]) -> BTreeMap<&str, Vec<&MountpointPod>> {
+    let mut by_source: BTreeMap<&str, Vec<&MountpointPod>> = BTreeMap::new();
+    for pod in pods {
+        by_source.entry(&pod.source).or_default().push(pod);
+    }
+    by_source.into_iter().map(|(source, pods)| (source, newest_first(pods, MountpointPod::identity))).collect()
 }

@@ -22,7 +22,7 @@ fn check(pairs: &[(&str, &str)], mount_options: &[&str], expected: Result<PodSha
 #[track_caller]
 fn check_options(pairs: &[(&str, &str)], mount_options: &[&str], expected: &[&str]) {
     let shape = PodShape::parse(&attributes(pairs), &options(mount_options)).unwrap();
-    let mut arguments = Arguments::parse(mount_options).unwrap();
+    let mut arguments = MountArguments::parse(mount_options).unwrap();
     shape.set_cache_options(&mut arguments).unwrap();
     assert_eq!(arguments.render(), expected);
 }
@@ -76,19 +76,19 @@ fn service_accounts() {
     }
 }
 
-fn cached(cache: Cache) -> PodShape {
+fn cached(cache: CacheVolume) -> PodShape {
     PodShape { cache: Some(cache), ..PodShape::default() }
 }
 
 #[test]
 fn caches() {
-    let unlimited = cached(Cache::EmptyDir { size_limit: None, medium: Medium::Disk });
+    let unlimited = cached(CacheVolume::EmptyDir { size_limit: None, medium: Medium::Disk });
     check(&[], &["cache /tmp/x"], Ok(unlimited.clone()));
     check(&[("cache", "emptyDir")], &[], Ok(unlimited));
     check(
         &[("cache", "emptyDir"), ("cacheEmptyDirSizeLimit", "1Gi"), ("cacheEmptyDirMedium", "Memory")],
         &[],
-        Ok(cached(Cache::EmptyDir { size_limit: Some(quantity("1Gi")), medium: Medium::Memory })),
+        Ok(cached(CacheVolume::EmptyDir { size_limit: Some(quantity("1Gi")), medium: Medium::Memory })),
     );
     check(
         &[
@@ -97,7 +97,7 @@ fn caches() {
             ("cacheEphemeralStorageResourceRequest", "10Gi"),
         ],
         &[],
-        Ok(cached(Cache::Ephemeral { storage_class: "fast".to_owned(), request: quantity("10Gi") })),
+        Ok(cached(CacheVolume::Ephemeral { storage_class: "fast".to_owned(), request: quantity("10Gi") })),
     );
 }
 

@@ -1,30 +1,29 @@
-//! What a request to create a volume means. It comes in as loose text and leaves as types, or as the first thing that is
-//! wrong with it; nothing behind this door checks again.
+//! Parses a request to create a volume into checked types, or reports the first problem.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::arguments::{Arguments, InvalidArgument};
+use crate::arguments::{InvalidArgument, MountArguments};
 use crate::bucket::{BucketName, InvalidBucketName};
 use crate::credentials::{InvalidKeys, Keys};
 use crate::endpoint::EndpointUrl;
 use crate::policy::{self, PolicyError};
 use crate::publish::{
     AccessMode, AccessType, AuthenticationSource, Identity, InvalidPublish, RawCapability, context,
-    refuse_root_as_owner, take_read_only,
+    refuse_reserved_prefix, refuse_root_as_owner, take_read_only,
 };
 use crate::secret::Secret;
 
-use super::Place;
+use super::VolumeLocation;
 use super::context as provisioned;
-use super::id::{LongId, ProvisionedId, VolumeKey};
-use super::parameters::{InvalidParameters, Parameters, Target};
-use super::record::Record;
-use super::template::{InvalidTemplate, Variable};
+use super::id::{ProvisionedId, VolumeIdTooLong, VolumeKey};
+use super::parameters::{BucketMode, InvalidParameters, Parameters};
+use super::record::{self, VolumeRecord};
+use super::template::{InvalidPrefixTemplate, TemplateVariable};
 
-/// A request as it arrives: nothing in it was checked.
+/// A request as received, unchecked.
 #[derive(Clone, Debug)]
-pub struct RawCreate<'a> {
+pub struct RawCreateRequest<'a> {
     pub name: &'a str,
     pub capabilities: &'a [RawCapability<'a>],
     pub parameters: &'a BTreeMap<String, String>,
@@ -35,27 +34,27 @@ pub struct RawCreate<'a> {
     pub has_mutable_parameters: bool,
 }
 
-/// A volume that somebody asked for.
+/// A checked request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Create {
+pub struct CreateRequest {
     pub id: ProvisionedId,
-    pub place: Place,
+    pub place: VolumeLocation,
     pub capacity: CapacityRange,
-    /// What will be noted about it.
-    pub record: Record,
-    /// In whose name it is made.
-    pub owner: Owner,
+    /// The metadata to store.
+    pub record: VolumeRecord,
+    /// The credentials to create it with.
+    pub identity: StoreIdentity,
 }
 
-/// In whose name the store is asked.
+/// The credentials for requests to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct StoreIdentity {
     pub identity: Identity,
-    /// A Secret may name the region that requests are signed for.
+    /// A Secret may name the region for signatures.
     pub signing_region: Option<String>,
 }
 
-/// What the caller can live with; a limit of 0 is none.
+/// The capacities that the caller accepts; a limit of 0 is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CapacityRange {
     pub required_bytes: u64,
@@ -63,7 +62,7 @@ pub struct CapacityRange {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum InvalidCreate {
+pub enum InvalidCreateRequest {
     #[error("volume name is required")]
     NameMissing,
 
@@ -74,7 +73,7 @@ pub enum InvalidCreate {
     AccessModeMissing,
 
     #[error(
-        "access mode {mode} cannot be kept by a bucket: we only support ReadWriteMany (MULTI_NODE_MULTI_WRITER) and ReadOnlyMany (MULTI_NODE_READER_ONLY)"
+        "access mode {mode} cannot be enforced: use ReadWriteMany (MULTI_NODE_MULTI_WRITER), ReadOnlyMany (MULTI_NODE_READER_ONLY), or with strategy pod ReadWriteOnce or ReadWriteOncePod"
     )]
     AccessMode { mode: String },
 
@@ -102,13 +101,13 @@ pub enum InvalidCreate {
     #[error("mount option prefix and parameter prefixTemplate exclude each other; remove the mount option")]
     PrefixTwice,
 
-    #[error("a volume cannot be made from a snapshot or another volume: remove dataSource from the claim")]
+    #[error("a volume cannot be created from a snapshot or another volume: remove dataSource from the claim")]
     ContentSource,
 
     #[error("volume attributes classes are not supported: remove volumeAttributesClassName from the claim")]
     MutableParameters,
 
-    #[error("the capacity asked for makes no sense: {required_bytes} to {limit_bytes} bytes")]
+    #[error("the requested capacity is invalid: {required_bytes} to {limit_bytes} bytes")]
     Capacity { required_bytes: i64, limit_bytes: i64 },
 
     #[error("the StorageClass is not usable")]
@@ -120,7 +119,7 @@ pub enum InvalidCreate {
     #[error("the StorageClass is not usable")]
     Template {
         #[source]
-        cause: InvalidTemplate,
+        cause: InvalidPrefixTemplate,
     },
 
     #[error("no bucket can be named after this volume")]
@@ -142,7 +141,7 @@ pub enum InvalidCreate {
     #[error("the volume cannot be named")]
     Id {
         #[source]
-        cause: LongId,
+        cause: VolumeIdTooLong,
     },
 
     /// The only variant that is about credentials.
@@ -153,56 +152,57 @@ pub enum InvalidCreate {
     },
 }
 
-/// Optional key of a provisioner secret, as in the driver before us.
+/// Optional key of a provisioner secret, as in Scality's driver.
 const REGION: &str = "region";
 
-impl Create {
+impl CreateRequest {
     /// Checks in the order of the CSI contract; the first failure wins.
-    pub fn parse(raw: &RawCreate<'_>) -> Result<Self, InvalidCreate> {
-        let RawCreate { name, capabilities, parameters, secrets, .. } = *raw;
+    pub fn parse(raw: &RawCreateRequest<'_>) -> Result<Self, InvalidCreateRequest> {
+        let RawCreateRequest { name, capabilities, parameters, secrets, .. } = *raw;
         if name.is_empty() {
-            return Err(InvalidCreate::NameMissing);
+            return Err(InvalidCreateRequest::NameMissing);
         }
         if capabilities.is_empty() {
-            return Err(InvalidCreate::CapabilitiesMissing);
+            return Err(InvalidCreateRequest::CapabilitiesMissing);
         }
-        let parameters = Parameters::parse(parameters).map_err(|cause| InvalidCreate::Parameters { cause })?;
-        let is_shared = matches!(parameters.target, Target::Shared { .. });
+        let parameters = Parameters::parse(parameters).map_err(|cause| InvalidCreateRequest::Parameters { cause })?;
+        let is_shared = matches!(parameters.target, BucketMode::Shared { .. });
         for capability in capabilities {
             check_capability(capability, is_shared)?;
         }
         if raw.has_content_source {
-            return Err(InvalidCreate::ContentSource);
+            return Err(InvalidCreateRequest::ContentSource);
         }
         if raw.has_mutable_parameters {
-            return Err(InvalidCreate::MutableParameters);
+            return Err(InvalidCreateRequest::MutableParameters);
         }
         let capacity = CapacityRange::parse(raw.required_bytes, raw.limit_bytes)?;
-        let owner = Owner::parse(secrets).map_err(|cause| InvalidCreate::Secret { cause })?;
-        let authentication_source = authentication_source(&parameters, &owner.identity)?;
+        let identity = StoreIdentity::parse(secrets).map_err(|cause| InvalidCreateRequest::Secret { cause })?;
+        let authentication_source = authentication_source(&parameters, &identity.identity)?;
 
         let key = VolumeKey::of_request(name);
         let (place, region) = place(name, &key, &parameters)?;
         let id = ProvisionedId::new(&place, &key, parameters.endpoint.as_ref())
-            .map_err(|cause| InvalidCreate::Id { cause })?;
+            .map_err(|cause| InvalidCreateRequest::Id { cause })?;
         let claim = parameters.claim_namespace.as_ref().zip(parameters.claim_name.as_ref());
-        let record = Record {
+        let record = VolumeRecord {
             volume: key,
             on_delete: parameters.on_delete,
             capacity_bytes: capacity.required_bytes,
             authentication_source,
+            provisioned_with: identity.identity.source(),
             region,
             prefix: place.prefix().cloned(),
-            claim: claim.map(|(namespace, name)| format!("{namespace}/{name}")),
+            claim: claim.map(|(namespace, name)| record::claim_text(namespace, name)),
         };
-        Ok(Self { id, place, capacity, record, owner })
+        Ok(Self { id, place, capacity, record, identity })
     }
 
     pub const fn endpoint(&self) -> Option<&EndpointUrl> {
         self.id.endpoint.as_ref()
     }
 
-    /// What the node is told when it mounts the volume.
+    /// What the node receives when it mounts the volume.
     pub fn volume_context(&self) -> BTreeMap<String, String> {
         let source = self.record.authentication_source;
         let mut context = BTreeMap::from([
@@ -216,21 +216,29 @@ impl Create {
     }
 }
 
-impl Owner {
-    /// No Secret means the driver's own keys; an unusable one never does.
+impl StoreIdentity {
+    /// No Secret means the driver's keys; an unusable one never does.
     pub fn parse(secrets: &BTreeMap<String, Secret<String>>) -> Result<Self, InvalidKeys> {
         if secrets.is_empty() {
             return Ok(Self { identity: Identity::Driver, signing_region: None });
         }
         let keys = Keys::from_secret(secrets)?;
-        let region = secrets.get(REGION).map(|it| it.expose().trim().to_owned()).filter(|it| !it.is_empty());
-        Ok(Self { identity: Identity::Secret(keys), signing_region: region })
+        let region = secrets.get(REGION).map(|it| it.expose().trim()).filter(|it| !it.is_empty());
+        if !region.is_none_or(is_signing_region) {
+            return Err(InvalidKeys::Malformed { names: vec![REGION] });
+        }
+        Ok(Self { identity: Identity::Secret(keys), signing_region: region.map(str::to_owned) })
     }
 }
 
+/// Whether a text can be the region of signatures, which are sent as headers.
+pub fn is_signing_region(text: &str) -> bool {
+    !text.is_empty() && text.len() <= 63 && text.chars().all(|it| it.is_ascii_alphanumeric() || "-_.".contains(it))
+}
+
 impl CapacityRange {
-    fn parse(required_bytes: i64, limit_bytes: i64) -> Result<Self, InvalidCreate> {
-        let invalid = InvalidCreate::Capacity { required_bytes, limit_bytes };
+    fn parse(required_bytes: i64, limit_bytes: i64) -> Result<Self, InvalidCreateRequest> {
+        let invalid = InvalidCreateRequest::Capacity { required_bytes, limit_bytes };
         let (Ok(required), Ok(limit)) = (u64::try_from(required_bytes), u64::try_from(limit_bytes)) else {
             return Err(invalid);
         };
@@ -254,56 +262,69 @@ impl fmt::Display for CapacityRange {
     }
 }
 
-/// Whether a volume can be used like this. `has_prefix`: the volume is a part of a bucket.
-pub fn check_capability(capability: &RawCapability<'_>, has_prefix: bool) -> Result<(), InvalidCreate> {
+/// Whether a volume can be used with this capability. `has_prefix`: it is a prefix of a shared bucket.
+pub fn check_capability(capability: &RawCapability<'_>, has_prefix: bool) -> Result<(), InvalidCreateRequest> {
     match &capability.access_mode {
-        Some(AccessMode::MultiNodeMultiWriter | AccessMode::MultiNodeReaderOnly) => {}
-        Some(AccessMode::Other(mode)) => return Err(InvalidCreate::AccessMode { mode: mode.clone() }),
-        None => return Err(InvalidCreate::AccessModeMissing),
+        Some(
+            AccessMode::MultiNodeMultiWriter
+            | AccessMode::MultiNodeReaderOnly
+            | AccessMode::SingleNodeMultiWriter
+            | AccessMode::SingleNodeSingleWriter,
+        ) => {}
+        Some(AccessMode::Other(mode)) => return Err(InvalidCreateRequest::AccessMode { mode: mode.clone() }),
+        None => return Err(InvalidCreateRequest::AccessModeMissing),
     }
     let flags = match capability.access_type {
         AccessType::Mount { mount_flags, .. } => mount_flags,
-        AccessType::Block => return Err(InvalidCreate::Block),
+        AccessType::Block => return Err(InvalidCreateRequest::Block),
         AccessType::Unset => [].as_slice(),
     };
-    let mut arguments = Arguments::parse(flags).map_err(|cause| InvalidCreate::MountOptions { cause })?;
-    let unusable = |cause| InvalidCreate::UnusableOptions { cause };
+    let mut arguments = MountArguments::parse(flags).map_err(|cause| InvalidCreateRequest::MountOptions { cause })?;
+    let unusable = |cause| InvalidCreateRequest::UnusableOptions { cause };
     refuse_root_as_owner(&arguments).map_err(unusable)?;
     take_read_only(&mut arguments).map_err(unusable)?;
     if has_prefix && arguments.has("--prefix") {
-        return Err(InvalidCreate::PrefixTwice);
+        return Err(InvalidCreateRequest::PrefixTwice);
     }
-    policy::apply(arguments, "").map_err(|cause| InvalidCreate::Conflict { cause })?;
+    refuse_reserved_prefix(&arguments).map_err(unusable)?;
+    policy::apply(arguments, "").map_err(|cause| InvalidCreateRequest::Conflict { cause })?;
     Ok(())
 }
 
-/// Whose keys mount the volume: what the class says, or those of a Secret where one made it. The provisioner does not tell
-/// us of a Secret for mounting.
-fn authentication_source(parameters: &Parameters, creator: &Identity) -> Result<AuthenticationSource, InvalidCreate> {
+/// Which keys mount the volume: what the class says, or those of a Secret if it was created with one. The provisioner does not
+/// pass on the node-publish secret.
+fn authentication_source(
+    parameters: &Parameters,
+    creator: &Identity,
+) -> Result<AuthenticationSource, InvalidCreateRequest> {
     let source = parameters.authentication_source.unwrap_or(creator.source());
     match (&parameters.endpoint, creator, source) {
-        (Some(_), Identity::Driver, _) => Err(InvalidCreate::EndpointWithoutSecret),
-        (Some(_), Identity::Secret(_), AuthenticationSource::Driver) => Err(InvalidCreate::EndpointWithDriver),
+        (Some(_), Identity::Driver, _) => Err(InvalidCreateRequest::EndpointWithoutSecret),
+        (Some(_), Identity::Secret(_), AuthenticationSource::Driver) => Err(InvalidCreateRequest::EndpointWithDriver),
         (Some(_), Identity::Secret(_), AuthenticationSource::Secret) | (None, _, _) => Ok(source),
     }
 }
 
-fn place(name: &str, key: &VolumeKey, parameters: &Parameters) -> Result<(Place, Option<String>), InvalidCreate> {
+fn place(
+    name: &str,
+    key: &VolumeKey,
+    parameters: &Parameters,
+) -> Result<(VolumeLocation, Option<String>), InvalidCreateRequest> {
     match &parameters.target {
-        Target::NewBucket { name_prefix, region } => {
+        BucketMode::Dedicated { name_prefix, region } => {
             let bucket: BucketName =
-                format!("{name_prefix}{key}").parse().map_err(|cause| InvalidCreate::BucketName { cause })?;
-            Ok((Place::Bucket(bucket), region.clone()))
+                format!("{name_prefix}{key}").parse().map_err(|cause| InvalidCreateRequest::BucketName { cause })?;
+            Ok((VolumeLocation::Bucket(bucket), region.clone()))
         }
-        Target::Shared { bucket, template } => {
+        BucketMode::Shared { bucket, template } => {
             let value = |variable| match variable {
-                Variable::ClaimNamespace => parameters.claim_namespace.as_deref(),
-                Variable::ClaimName => parameters.claim_name.as_deref(),
-                // The external-provisioner names the PV after the request, whether or not it says so.
-                Variable::VolumeName => Some(parameters.volume_name.as_deref().unwrap_or(name)),
+                TemplateVariable::ClaimNamespace => parameters.claim_namespace.as_deref(),
+                TemplateVariable::ClaimName => parameters.claim_name.as_deref(),
+                // The external-provisioner names the PV after the request.
+                TemplateVariable::VolumeName => Some(parameters.volume_name.as_deref().unwrap_or(name)),
             };
-            let prefix = template.render(value).map_err(|cause| InvalidCreate::Template { cause })?;
-            Ok((Place::Prefix { bucket: bucket.clone(), prefix }, None))
+            let prefix = template.render(value).map_err(|cause| InvalidCreateRequest::Template { cause })?;
+            Ok((VolumeLocation::Prefix { bucket: bucket.clone(), prefix }, None))
         }
     }
 }

@@ -1,44 +1,45 @@
-//! What a volume is called: a key that is derived from the request's name, and a volume ID that carries what is needed to
-//! delete the volume later.
+//! Volume IDs. Each contains a key that is derived from the name of the request, and everything that is needed to delete the
+//! volume later.
 //!
 //! | volume ID | what it is |
 //! |---|---|
 //! | `csi-s3-<uuid>`, `team-csi-s3-<uuid>` | a bucket of its own, of that name |
-//! | `shared/csi-s3-<uuid>` | a prefix in bucket `shared`, which is noted there under the key |
-//! | `…@https://s3.example.com` | the same in another store than the driver's |
+//! | `shared/csi-s3-<uuid>` | a prefix in bucket `shared`; its metadata are stored there under the key |
+//! | `…@https://s3.example.com` | the same in a store other than the driver's |
 //!
-//! The UUID is of version 8, made of the request's name; a random one (version 4) is of the driver before us.
+//! The UUID has version 8 and is derived from the request's name; a random one (version 4) is of Scality's driver.
 
 use std::fmt;
 use std::str::FromStr;
 
 use sha2::{Digest as _, Sha256};
+use uuid::{Uuid, Variant};
 
 use crate::bucket::BucketName;
 use crate::endpoint::EndpointUrl;
 
-use super::Place;
+use super::VolumeLocation;
 
-/// As in the driver before us: what administrators look for among their buckets.
-const BEGINNING: &str = "csi-s3-";
+/// As in Scality's driver, so that administrators find these buckets.
+const KEY_PREFIX: &str = "csi-s3-";
 
-/// The CSI specification bounds all IDs.
-const LONGEST_ID_BYTES: usize = 128;
+/// Limit of the CSI specification.
+const MAX_ID_BYTES: usize = 128;
 
-/// `csi-s3-` and a UUID: the same for the same request, another for any other.
+/// `csi-s3-` and a UUID that is derived from the name of the request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VolumeKey(String);
 
-/// The ID of a volume that was made on demand.
+/// The ID of a dynamically provisioned volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProvisionedId {
-    pub data: Data,
-    /// `None`: the driver's own.
+    pub data: ProvisionedVolume,
+    /// `None`: the driver's.
     pub endpoint: Option<EndpointUrl>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Data {
+pub enum ProvisionedVolume {
     Bucket {
         bucket: BucketName,
         key: VolumeKey,
@@ -47,36 +48,27 @@ pub enum Data {
         bucket: BucketName,
         key: VolumeKey,
     },
-    /// A bucket that the driver before us made: there is no note about it.
-    EarlierBucket(BucketName),
+    /// A bucket of Scality's driver, which stored no metadata.
+    LegacyBucket(BucketName),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("volume ID {0:?} is not one that this driver makes")]
-pub struct ForeignId(pub String);
+#[error("volume ID {0:?} was not created by this driver")]
+pub struct UnknownVolumeId(pub String);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the volume ID {0:?} would be longer than 128 bytes: choose a shorter endpointUrl or a shared bucket with a shorter name"
 )]
-pub struct LongId(pub String);
+pub struct VolumeIdTooLong(pub String);
 
 impl VolumeKey {
     pub fn of_request(name: &str) -> Self {
-        // The first words keep these UUIDs apart from hashes of the same names for another purpose.
+        // The prefix separates these UUIDs from hashes of the same names for another purpose.
         let digest = Sha256::new().chain_update("s3csi volume\n").chain_update(name).finalize();
         let mut bytes = [0_u8; 16];
         bytes.copy_from_slice(&digest[..16]);
-        bytes[6] = 0x80 | (bytes[6] & 0x0f);
-        bytes[8] = 0x80 | (bytes[8] & 0x3f);
-        let mut text = BEGINNING.to_owned();
-        for (position, byte) in bytes.iter().enumerate() {
-            use fmt::Write as _;
-            let hyphen = if matches!(position, 4 | 6 | 8 | 10) { "-" } else { "" };
-            // Writing to a String cannot fail.
-            let _ = write!(text, "{hyphen}{byte:02x}");
-        }
-        Self(text)
+        Self(format!("{KEY_PREFIX}{}", uuid::Builder::from_custom_bytes(bytes).into_uuid()))
     }
 
     pub fn as_str(&self) -> &str {
@@ -84,7 +76,7 @@ impl VolumeKey {
     }
 
     pub(super) fn parse(text: &str) -> Option<Self> {
-        (uuid_version(text.strip_prefix(BEGINNING)?) == Some('8')).then(|| Self(text.to_owned()))
+        (uuid_version(text.strip_prefix(KEY_PREFIX)?) == Some(8)).then(|| Self(text.to_owned()))
     }
 }
 
@@ -95,73 +87,77 @@ impl fmt::Display for VolumeKey {
 }
 
 impl ProvisionedId {
-    pub fn new(place: &Place, key: &VolumeKey, endpoint: Option<&EndpointUrl>) -> Result<Self, LongId> {
+    pub fn new(
+        place: &VolumeLocation,
+        key: &VolumeKey,
+        endpoint: Option<&EndpointUrl>,
+    ) -> Result<Self, VolumeIdTooLong> {
         let (bucket, key) = (place.bucket().clone(), key.clone());
         let data = match place {
-            Place::Bucket(_) => Data::Bucket { bucket, key },
-            Place::Prefix { .. } => Data::Prefix { bucket, key },
+            VolumeLocation::Bucket(_) => ProvisionedVolume::Bucket { bucket, key },
+            VolumeLocation::Prefix { .. } => ProvisionedVolume::Prefix { bucket, key },
         };
         let id = Self { data, endpoint: endpoint.cloned() };
         let text = id.to_string();
-        if text.len() <= LONGEST_ID_BYTES { Ok(id) } else { Err(LongId(text)) }
+        if text.len() <= MAX_ID_BYTES { Ok(id) } else { Err(VolumeIdTooLong(text)) }
     }
 
     pub const fn bucket(&self) -> &BucketName {
         match &self.data {
-            Data::Bucket { bucket, .. } | Data::Prefix { bucket, .. } | Data::EarlierBucket(bucket) => bucket,
+            ProvisionedVolume::Bucket { bucket, .. }
+            | ProvisionedVolume::Prefix { bucket, .. }
+            | ProvisionedVolume::LegacyBucket(bucket) => bucket,
         }
     }
 }
 
 impl FromStr for ProvisionedId {
-    type Err = ForeignId;
+    type Err = UnknownVolumeId;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let foreign = || ForeignId(text.to_owned());
+        let foreign = || UnknownVolumeId(text.to_owned());
         let (data, endpoint) = match text.split_once('@') {
             Some((data, endpoint)) => {
                 let url: EndpointUrl = endpoint.parse().map_err(|_| foreign())?;
-                // Only what we write ourselves: one ID, one spelling.
+                // Only the canonical spelling.
                 (data, Some(url).filter(|it| it.as_str() == endpoint).ok_or_else(foreign)?.into())
             }
             None => (text, None),
         };
-        let data = parse_data(data).filter(|_| text.len() <= LONGEST_ID_BYTES).ok_or_else(foreign)?;
-        let is_earlier_elsewhere = matches!(data, Data::EarlierBucket(_)) && endpoint.is_some();
-        if is_earlier_elsewhere { Err(foreign()) } else { Ok(Self { data, endpoint }) }
+        let data = parse_data(data).filter(|_| text.len() <= MAX_ID_BYTES).ok_or_else(foreign)?;
+        let is_legacy_elsewhere = matches!(data, ProvisionedVolume::LegacyBucket(_)) && endpoint.is_some();
+        if is_legacy_elsewhere { Err(foreign()) } else { Ok(Self { data, endpoint }) }
     }
 }
 
 impl fmt::Display for ProvisionedId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.data {
-            Data::Bucket { bucket, .. } | Data::EarlierBucket(bucket) => write!(formatter, "{bucket}")?,
-            Data::Prefix { bucket, key } => write!(formatter, "{bucket}/{key}")?,
+            ProvisionedVolume::Bucket { bucket, .. } | ProvisionedVolume::LegacyBucket(bucket) => {
+                write!(formatter, "{bucket}")?;
+            }
+            ProvisionedVolume::Prefix { bucket, key } => write!(formatter, "{bucket}/{key}")?,
         }
         self.endpoint.as_ref().map_or(Ok(()), |it| write!(formatter, "@{it}"))
     }
 }
 
-fn parse_data(text: &str) -> Option<Data> {
+fn parse_data(text: &str) -> Option<ProvisionedVolume> {
     if let Some((bucket, key)) = text.split_once('/') {
-        return Some(Data::Prefix { bucket: bucket.parse().ok()?, key: VolumeKey::parse(key)? });
+        return Some(ProvisionedVolume::Prefix { bucket: bucket.parse().ok()?, key: VolumeKey::parse(key)? });
     }
     let bucket: BucketName = text.parse().ok()?;
-    let (_, uuid) = text.rsplit_once(BEGINNING)?;
+    let (_, uuid) = text.rsplit_once(KEY_PREFIX)?;
     match uuid_version(uuid)? {
-        '8' => Some(Data::Bucket { bucket, key: VolumeKey(format!("{BEGINNING}{uuid}")) }),
-        // That driver had no other names.
-        '4' if text.len() == BEGINNING.len() + uuid.len() => Some(Data::EarlierBucket(bucket)),
+        8 => Some(ProvisionedVolume::Bucket { bucket, key: VolumeKey(format!("{KEY_PREFIX}{uuid}")) }),
+        // That driver created no other names.
+        4 if text.len() == KEY_PREFIX.len() + uuid.len() => Some(ProvisionedVolume::LegacyBucket(bucket)),
         _ => None,
     }
 }
 
-/// The version of a UUID in its usual spelling, in lower case.
-fn uuid_version(text: &str) -> Option<char> {
-    let is_hex = |it: char| it.is_ascii_digit() || ('a'..='f').contains(&it);
-    let groups: Vec<&str> = text.split('-').collect();
-    let lengths: Vec<usize> = groups.iter().map(|it| it.len()).collect();
-    let is_uuid = lengths == [8, 4, 4, 4, 12] && groups.iter().all(|it| it.chars().all(is_hex));
-    let is_usual_variant = is_uuid && groups[3].starts_with(['8', '9', 'a', 'b']);
-    if is_usual_variant { groups[2].chars().next() } else { None }
+/// The version of a UUID in canonical spelling: hyphenated, lower case.
+fn uuid_version(text: &str) -> Option<usize> {
+    let uuid = Uuid::try_parse(text).ok().filter(|it| it.to_string() == text)?;
+    (uuid.get_variant() == Variant::RFC4122).then(|| uuid.get_version_num())
 }

@@ -1,5 +1,5 @@
-//! Volumes that are made on demand: what a request for one means, where its data goes, what it is called, and what is
-//! noted about it in the store. Who talks to the store is not here.
+//! Dynamic provisioning: what a request means, where the data of a volume goes, its ID, and the metadata that are stored with
+//! it. Nothing here talks to the store.
 
 mod create;
 mod id;
@@ -9,25 +9,28 @@ mod template;
 #[cfg(test)]
 mod tests;
 
-pub use create::{CapacityRange, Create, InvalidCreate, Owner, RawCreate, check_capability};
-pub use id::{Data, ForeignId, LongId, ProvisionedId, VolumeKey};
-pub use parameters::{InvalidParameters, OnDelete, Parameters, Target, UnknownPolicy, parameter};
-pub use record::{Difference, Record, UnreadableRecord};
-pub use template::{InvalidTemplate, Template, Variable};
+pub use create::{
+    CapacityRange, CreateRequest, InvalidCreateRequest, RawCreateRequest, StoreIdentity, check_capability,
+    is_signing_region,
+};
+pub use id::{ProvisionedId, ProvisionedVolume, UnknownVolumeId, VolumeIdTooLong, VolumeKey};
+pub use parameters::{BucketMode, InvalidParameters, OnDelete, Parameters, UnknownOnDelete, parameter};
+pub use record::{RecordDifference, UnreadableRecord, VolumeRecord};
+pub use template::{InvalidPrefixTemplate, PrefixTemplate, TemplateVariable};
 
 use crate::bucket::BucketName;
 use crate::prefix::Prefix;
 
 /// Where a volume's data is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum VolumeLocation {
     /// A bucket of its own.
     Bucket(BucketName),
-    /// A part of a bucket that others use as well.
+    /// A prefix of a shared bucket.
     Prefix { bucket: BucketName, prefix: Prefix },
 }
 
-impl Place {
+impl VolumeLocation {
     pub const fn bucket(&self) -> &BucketName {
         match self {
             Self::Bucket(bucket) | Self::Prefix { bucket, .. } => bucket,
@@ -42,8 +45,8 @@ impl Place {
     }
 }
 
-/// What the volume says to the node that mounts it, besides the keys of `publish::context`.
+/// Keys of the volume context, besides those of `publish::context`.
 pub mod context {
-    /// As in the driver before us; nobody reads it.
+    /// As in Scality's driver; informational.
     pub const DYNAMIC_PROVISIONING: &str = "dynamicProvisioning";
 }

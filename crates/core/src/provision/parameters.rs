@@ -1,5 +1,5 @@
-//! The parameters of a `StorageClass`: each is checked, and what is not known is refused by its name, because a parameter
-//! that silently does nothing is a promise nobody keeps.
+//! The parameters of a `StorageClass`. Each is checked, and unknown ones are rejected by name: a parameter must not be
+//! ignored silently.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +9,7 @@ use crate::bucket::{BucketName, InvalidBucketName};
 use crate::endpoint::{EndpointUrl, InvalidEndpointUrl};
 use crate::publish::AuthenticationSource;
 
-use super::template::{InvalidTemplate, Template};
+use super::template::{InvalidPrefixTemplate, PrefixTemplate};
 
 /// The names of parameters, as they arrive.
 pub mod parameter {
@@ -32,7 +32,7 @@ pub mod parameter {
     pub const NODE_PUBLISH_SECRET: [&str; 2] =
         ["csi.storage.k8s.io/node-publish-secret-name", "csi.storage.k8s.io/node-publish-secret-namespace"];
 
-    /// What people write into a `StorageClass`, for messages.
+    /// The parameters of a `StorageClass`, for messages.
     pub const OWN: [&str; 7] =
         [BUCKET_NAME_PREFIX, REGION, BUCKET, PREFIX_TEMPLATE, ON_DELETE, ENDPOINT_URL, AUTHENTICATION_SOURCE];
 }
@@ -40,26 +40,26 @@ pub mod parameter {
 /// What happens to the data when the volume is deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDelete {
-    /// It stays, and the bucket with it.
+    /// The data and the bucket stay.
     Retain,
-    /// Nothing is ever lost: a volume with data in it is not deleted, and says so.
+    /// A volume with data in it is not deleted; the error says so.
     #[default]
     DeleteIfEmpty,
-    /// All of it goes: versions and uploads in progress, too.
+    /// Everything is deleted, including versions and uploads in progress.
     DeleteAll,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("onDelete {0:?} is not known: use retain, delete-if-empty or delete-all")]
-pub struct UnknownPolicy(pub String);
+pub struct UnknownOnDelete(pub String);
 
 /// Parameters that make sense together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameters {
-    pub target: Target,
+    pub target: BucketMode,
     pub on_delete: OnDelete,
     pub endpoint: Option<EndpointUrl>,
-    /// What the volume says, if the class says it.
+    /// As in the class, if set.
     pub authentication_source: Option<AuthenticationSource>,
     pub claim_namespace: Option<String>,
     pub claim_name: Option<String>,
@@ -67,9 +67,9 @@ pub struct Parameters {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
-    NewBucket { name_prefix: String, region: Option<String> },
-    Shared { bucket: BucketName, template: Template },
+pub enum BucketMode {
+    Dedicated { name_prefix: String, region: Option<String> },
+    Shared { bucket: BucketName, template: PrefixTemplate },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -84,7 +84,7 @@ pub enum InvalidParameters {
     NameMissing { kind: &'static str },
 
     #[error(transparent)]
-    OnDelete(UnknownPolicy),
+    OnDelete(UnknownOnDelete),
 
     #[error(transparent)]
     Endpoint(InvalidEndpointUrl),
@@ -111,7 +111,7 @@ pub enum InvalidParameters {
     },
 
     #[error(transparent)]
-    Template(InvalidTemplate),
+    Template(InvalidPrefixTemplate),
 
     #[error(
         "parameter bucket names a bucket that volumes share, so that each needs a prefix in it: set prefixTemplate, for example to ${{pvc.namespace}}/${{pvc.name}}"
@@ -121,7 +121,7 @@ pub enum InvalidParameters {
     #[error("prefixTemplate names a place in a shared bucket: set bucket, too")]
     PrefixWithoutBucket,
 
-    #[error("{name} is for buckets that are made for each volume; it has no meaning together with bucket")]
+    #[error("{name} is for buckets that are created for each volume; it has no meaning together with bucket")]
     OnlyForNewBuckets { name: &'static str },
 }
 
@@ -136,13 +136,13 @@ impl OnDelete {
 }
 
 impl FromStr for OnDelete {
-    type Err = UnknownPolicy;
+    type Err = UnknownOnDelete;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         [Self::Retain, Self::DeleteIfEmpty, Self::DeleteAll]
             .into_iter()
             .find(|it| it.as_str() == text)
-            .ok_or_else(|| UnknownPolicy(text.to_owned()))
+            .ok_or_else(|| UnknownOnDelete(text.to_owned()))
     }
 }
 
@@ -153,7 +153,7 @@ impl fmt::Display for OnDelete {
 }
 
 impl Parameters {
-    /// An empty value counts as none: charts and templates leave them behind.
+    /// An empty value counts as unset: charts and templates produce them.
     pub fn parse(raw: &BTreeMap<String, String>) -> Result<Self, InvalidParameters> {
         refuse_unknown(raw)?;
         let value = |name: &str| raw.get(name).map(|it| it.trim()).filter(|it| !it.is_empty());
@@ -170,7 +170,7 @@ impl Parameters {
         let on_delete = value(parameter::ON_DELETE).map(str::parse).transpose();
         let endpoint = value(parameter::ENDPOINT_URL).map(str::parse).transpose();
         Ok(Self {
-            target: Target::parse(value)?,
+            target: BucketMode::parse(value)?,
             on_delete: on_delete.map_err(InvalidParameters::OnDelete)?.unwrap_or_default(),
             endpoint: endpoint.map_err(InvalidParameters::Endpoint)?,
             authentication_source,
@@ -181,13 +181,13 @@ impl Parameters {
     }
 }
 
-impl Target {
+impl BucketMode {
     fn parse<'a>(value: impl Fn(&str) -> Option<&'a str>) -> Result<Self, InvalidParameters> {
         let (name_prefix, region) = (value(parameter::BUCKET_NAME_PREFIX), value(parameter::REGION));
         match (value(parameter::BUCKET), value(parameter::PREFIX_TEMPLATE)) {
             (None, None) => {
                 let region = region.map(parse_region).transpose()?;
-                Ok(Self::NewBucket { name_prefix: parse_name_prefix(name_prefix.unwrap_or_default())?, region })
+                Ok(Self::Dedicated { name_prefix: parse_name_prefix(name_prefix.unwrap_or_default())?, region })
             }
             (None, Some(_)) => Err(InvalidParameters::PrefixWithoutBucket),
             (Some(_), None) => Err(InvalidParameters::SharedWithoutPrefix),
@@ -199,7 +199,7 @@ impl Target {
                 }
                 Ok(Self::Shared {
                     bucket: bucket.parse().map_err(|cause| InvalidParameters::Bucket { cause })?,
-                    template: Template::parse(template).map_err(InvalidParameters::Template)?,
+                    template: PrefixTemplate::parse(template).map_err(InvalidParameters::Template)?,
                 })
             }
         }

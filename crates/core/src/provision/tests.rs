@@ -1,4 +1,4 @@
-//! Rules of requests for volumes, of their names and of what is noted about them.
+//! Rules of requests for volumes, of their IDs and of their metadata.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +55,7 @@ impl Given {
         Self::with(|it| it.parameters = entries.iter().map(|(key, value)| (text(key), text(value))).collect())
     }
 
-    /// Of a claim `team/data`, as the provisioner tells it.
+    /// Of a claim `team/data`, as the provisioner sends it.
     fn claim(entries: &[(&str, &str)]) -> Self {
         let mut given = Self::parameters(entries);
         given.parameters.insert(text(parameter::CLAIM_NAMESPACE), text("team"));
@@ -68,7 +68,7 @@ impl Given {
         self
     }
 
-    fn parse(&self) -> Result<Create, InvalidCreate> {
+    fn parse(&self) -> Result<CreateRequest, InvalidCreateRequest> {
         let access_type = || {
             if self.is_block {
                 AccessType::Block
@@ -81,7 +81,7 @@ impl Given {
             .iter()
             .map(|mode| RawCapability { access_mode: mode.clone(), access_type: access_type() })
             .collect();
-        Create::parse(&RawCreate {
+        CreateRequest::parse(&RawCreateRequest {
             name: &self.name,
             capabilities: &capabilities,
             parameters: &self.parameters,
@@ -149,7 +149,7 @@ fn a_volume_may_be_a_prefix_named_after_the_claim() {
             ("prefix", "team/data/"),
         ],
     );
-    // The PV is named after the request, also if nobody says so.
+    // The PV is named after the request, also if that is not sent.
     let create = Given::parameters(&[("bucket", "shared"), ("prefixTemplate", "${pv.name}")]).parse().unwrap();
     assert_eq!(create.place.prefix().unwrap().as_str(), "pvc-1/");
     check_refused(
@@ -168,11 +168,11 @@ fn a_volume_may_be_a_prefix_named_after_the_claim() {
 #[test]
 fn a_secret_decides_in_whose_name() {
     let create = Given::fine().secret(&KEYS).parse().unwrap();
-    assert!(matches!(create.owner.identity, Identity::Secret(_)));
+    assert!(matches!(create.identity.identity, Identity::Secret(_)));
     assert_eq!(create.record.authentication_source, AuthenticationSource::Secret);
-    assert_eq!(create.owner.signing_region, None);
+    assert_eq!(create.identity.signing_region, None);
     let with_region = Given::fine().secret(&[KEYS[0], KEYS[1], ("region", " eu-1\n")]).parse().unwrap();
-    assert_eq!(with_region.owner.signing_region.as_deref(), Some("eu-1"));
+    assert_eq!(with_region.identity.signing_region.as_deref(), Some("eu-1"));
 
     let source = |given: Given| given.parse().unwrap().record.authentication_source.as_str();
     assert_eq!(source(Given::fine()), "driver");
@@ -213,7 +213,7 @@ fn another_store_needs_a_secret() {
     );
     let long = format!("https://{}.example.com", "a".repeat(70));
     let refused = Given::parameters(&[("endpointUrl", &long)]).secret(&KEYS).parse().unwrap_err();
-    assert!(matches!(refused, InvalidCreate::Id { .. }), "{refused}");
+    assert!(matches!(refused, InvalidCreateRequest::Id { .. }), "{refused}");
 }
 
 #[test]
@@ -224,8 +224,8 @@ fn what_is_missing_or_impossible_is_said() {
         (Given::with(|it| it.modes = vec![None]), "volume capability access mode is required"),
         (
             Given::with(|it| it.modes.push(Some(AccessMode::Other(text("SINGLE_NODE_WRITER"))))),
-            "access mode SINGLE_NODE_WRITER cannot be kept by a bucket: we only support ReadWriteMany \
-             (MULTI_NODE_MULTI_WRITER) and ReadOnlyMany (MULTI_NODE_READER_ONLY)",
+            "access mode SINGLE_NODE_WRITER cannot be enforced: use ReadWriteMany (MULTI_NODE_MULTI_WRITER), ReadOnlyMany \
+             (MULTI_NODE_READER_ONLY), or with strategy pod ReadWriteOnce or ReadWriteOncePod",
         ),
         (Given::with(|it| it.is_block = true), "a bucket is no block device: use volumeMode: Filesystem"),
         (
@@ -244,14 +244,14 @@ fn what_is_missing_or_impossible_is_said() {
         ),
         (
             Given::with(|it| it.has_content_source = true),
-            "a volume cannot be made from a snapshot or another volume: remove dataSource from the claim",
+            "a volume cannot be created from a snapshot or another volume: remove dataSource from the claim",
         ),
         (
             Given::with(|it| it.has_mutable_parameters = true),
             "volume attributes classes are not supported: remove volumeAttributesClassName from the claim",
         ),
-        (Given::with(|it| it.limit_bytes = 4), "the capacity asked for makes no sense: 5 to 4 bytes"),
-        (Given::with(|it| it.required_bytes = -1), "the capacity asked for makes no sense: -1 to 0 bytes"),
+        (Given::with(|it| it.limit_bytes = 4), "the requested capacity is invalid: 5 to 4 bytes"),
+        (Given::with(|it| it.required_bytes = -1), "the requested capacity is invalid: -1 to 0 bytes"),
         (
             Given::parameters(&[("bucketNamePrefix", "-x")]),
             "the StorageClass is not usable: bucketNamePrefix \"-x\" cannot begin a bucket's name: bucket name \
@@ -292,7 +292,7 @@ fn parameters_are_checked_and_unknown_ones_refused_by_name() {
         ),
         (
             &[("bucket", "shared"), ("prefixTemplate", "${pv.name}"), ("region", "eu-1")],
-            "region is for buckets that are made for each volume; it has no meaning together with bucket",
+            "region is for buckets that are created for each volume; it has no meaning together with bucket",
         ),
         (
             &[("bucket", "Shared"), ("prefixTemplate", "${pv.name}")],
@@ -325,7 +325,7 @@ fn requests_are_printed_without_their_keys() {
 }
 
 #[track_caller]
-fn check_id(id: &str, expected: Option<&Data>) {
+fn check_id(id: &str, expected: Option<&ProvisionedVolume>) {
     let parsed = id.parse::<ProvisionedId>().ok();
     if let Some(parsed) = &parsed {
         assert_eq!(parsed.to_string(), id);
@@ -337,14 +337,14 @@ fn check_id(id: &str, expected: Option<&Data>) {
 fn ids_are_known_by_their_shape() {
     let key = || VolumeKey::of_request("pvc-1");
     let bucket = |it: &str| it.parse().unwrap();
-    check_id(KEY, Some(&Data::Bucket { bucket: bucket(KEY), key: key() }));
+    check_id(KEY, Some(&ProvisionedVolume::Bucket { bucket: bucket(KEY), key: key() }));
     let named = format!("csi-s3-team-{KEY}");
-    check_id(&named, Some(&Data::Bucket { bucket: bucket(&named), key: key() }));
-    check_id(&format!("shared/{KEY}"), Some(&Data::Prefix { bucket: bucket("shared"), key: key() }));
-    check_id(&format!("{KEY}@http://s3:80"), Some(&Data::Bucket { bucket: bucket(KEY), key: key() }));
+    check_id(&named, Some(&ProvisionedVolume::Bucket { bucket: bucket(&named), key: key() }));
+    check_id(&format!("shared/{KEY}"), Some(&ProvisionedVolume::Prefix { bucket: bucket("shared"), key: key() }));
+    check_id(&format!("{KEY}@http://s3:80"), Some(&ProvisionedVolume::Bucket { bucket: bucket(KEY), key: key() }));
 
     let earlier = "csi-s3-6b8f2f0e-6f0f-4f3c-8a51-0a4d8a0f3f3b";
-    check_id(earlier, Some(&Data::EarlierBucket(bucket(earlier))));
+    check_id(earlier, Some(&ProvisionedVolume::LegacyBucket(bucket(earlier))));
     for foreign in [
         "",
         "my-bucket",
@@ -370,29 +370,29 @@ fn ids_are_known_by_their_shape() {
 #[test]
 fn differences_between_then_and_now() {
     let now = Given::claim(&[("onDelete", "retain")]).parse().unwrap();
-    let difference = |then: &Given, now: &Create| {
+    let difference = |then: &Given, now: &CreateRequest| {
         then.parse().unwrap().record.difference(&now.record, now.capacity).map(|it| it.to_string())
     };
     assert_eq!(difference(&Given::parameters(&[("onDelete", "retain")]), &now), None);
-    assert_eq!(difference(&Given::fine(), &now).unwrap(), "onDelete is delete-if-empty, and retain is asked for");
+    assert_eq!(difference(&Given::fine(), &now).unwrap(), "onDelete is delete-if-empty, but retain is requested");
     let region = Given::parameters(&[("onDelete", "retain"), ("region", "eu-1")]);
-    assert_eq!(difference(&region, &now).unwrap(), "region is eu-1, and none is asked for");
+    assert_eq!(difference(&region, &now).unwrap(), "region is eu-1, but none is requested");
     let more = Given::with(|it| it.required_bytes = 6).parse().unwrap();
-    assert_eq!(difference(&Given::fine(), &more).unwrap(), "its capacity in bytes is 5, and 6 or more is asked for");
+    assert_eq!(difference(&Given::fine(), &more).unwrap(), "its capacity in bytes is 5, but 6 or more is requested");
     let less = Given::with(|it| (it.required_bytes, it.limit_bytes) = (1, 4)).parse().unwrap();
-    assert_eq!(difference(&Given::fine(), &less).unwrap(), "its capacity in bytes is 5, and 1 to 4 is asked for");
+    assert_eq!(difference(&Given::fine(), &less).unwrap(), "its capacity in bytes is 5, but 1 to 4 is requested");
     let other = Given::with(|it| it.name = text("pvc-2")).parse().unwrap();
     assert!(difference(&Given::fine(), &other).unwrap().starts_with("its volume is csi-s3-"));
 }
 
 #[test]
 fn notes_of_others_and_of_newer_versions() {
-    assert_eq!(Record::from_text("Owner=somebody\n"), Ok(None));
+    assert_eq!(VolumeRecord::from_text("Owner=somebody\n"), Ok(None));
     let newer = Given::fine().parse().unwrap().record.to_text().replace("delete-if-empty", "shred");
     assert_eq!(
-        Record::from_text(&newer).unwrap_err().to_string(),
-        "the note about the volume is not understood: s3csi/on-delete is \"shred\"; a newer version of the driver may \
-         have made it"
+        VolumeRecord::from_text(&newer).unwrap_err().to_string(),
+        "the volume's metadata are not understood: s3csi/on-delete is \"shred\"; a newer version of the driver may have \
+         written them"
     );
 }
 
@@ -410,21 +410,57 @@ proptest! {
 
     #[test]
     fn a_record_is_read_as_it_is_written(capacity in any::<u64>(), prefix in "[a-z/.= ]{0,9}", region in "[a-z0-9-]{1,9}") {
-        let record = Record {
+        let record = VolumeRecord {
             capacity_bytes: capacity,
             prefix: prefix.parse().ok(),
             region: Some(region),
             ..Given::claim(&[("onDelete", "delete-all")]).parse().unwrap().record
         };
-        prop_assert_eq!(Record::from_text(&record.to_text()), Ok(Some(record.clone())));
+        prop_assert_eq!(VolumeRecord::from_text(&record.to_text()), Ok(Some(record.clone())));
         let entries = record.entries().into_iter().map(|(key, value)| (text(key), value)).collect();
-        prop_assert_eq!(Record::from_entries(&entries), Ok(Some(record)));
+        prop_assert_eq!(VolumeRecord::from_entries(&entries), Ok(Some(record)));
+    }
+
+    /// What a caller sends besides never changes what was agreed: no text can add an entry of its own.
+    #[test]
+    fn no_claim_can_forge_an_entry(namespace in any::<String>(), name in "\\PC{0,9}(\n|\r)s3csi/on-delete=delete-all") {
+        let mut given = Given::parameters(&[("onDelete", "retain")]);
+        given.parameters.insert(text(parameter::CLAIM_NAMESPACE), namespace);
+        given.parameters.insert(text(parameter::CLAIM_NAME), name);
+        let record = given.parse().unwrap().record;
+        let read = VolumeRecord::from_text(&record.to_text()).unwrap().unwrap();
+        prop_assert_eq!(read.on_delete, OnDelete::Retain);
+        prop_assert_eq!(read, record);
+    }
+
+    /// One ID, one spelling; and an ID with another endpoint is never taken for one of the driver's.
+    #[test]
+    fn an_id_is_written_as_it_was_read(
+        bucket in "[a-z0-9.-]{0,12}", separator in "[/@]{0,2}", endpoint in "(@https?://[a-z0-9.:/\\[\\]-]{0,12})?",
+    ) {
+        let version = ["0f087007-bb94-8ce4-af0b-e31105b7408e", "6b8f2f0e-6f0f-4f3c-8a51-0a4d8a0f3f3b"];
+        for uuid in version {
+            let id = format!("{bucket}{separator}csi-s3-{uuid}{endpoint}");
+            if let Ok(parsed) = id.parse::<ProvisionedId>() {
+                prop_assert_eq!(parsed.to_string(), id.clone());
+                prop_assert_eq!(parsed.endpoint.is_some(), id.contains('@'));
+                prop_assert!(id.len() <= 128);
+            }
+        }
+    }
+
+    /// A store, or a tenant who may write tags, chooses these texts.
+    #[test]
+    fn metadata_are_never_half_understood(lines in prop::collection::vec("(s3csi/(volume|on-delete|capacity-bytes|authentication-source|provisioned-with|region|prefix|claim))?=\\PC{0,12}", 0..9)) {
+        if let Ok(Some(record)) = VolumeRecord::from_text(&lines.join("\n")) {
+            prop_assert_eq!(VolumeRecord::from_text(&record.to_text()), Ok(Some(record)));
+        }
     }
 
     #[test]
     fn parsing_never_panics(id in any::<String>(), key in any::<String>(), value in any::<String>(), note in any::<String>()) {
         let _ = id.parse::<ProvisionedId>();
-        let _ = Record::from_text(&note);
+        let _ = VolumeRecord::from_text(&note);
         let _ = Given { name: id, ..Given::parameters(&[(&key, &value), ("bucket", &value), ("endpointUrl", &note)]) }.parse();
     }
 }

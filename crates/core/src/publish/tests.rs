@@ -140,7 +140,8 @@ fn what_is_missing_is_said_in_the_order_of_the_contract() {
     given.target_path = TARGET.to_owned();
     check_refused(&given, "Volume capability not provided: kubelet must say how the volume is used");
     given.capability = true;
-    let modes = "use ReadWriteMany (MULTI_NODE_MULTI_WRITER) or ReadOnlyMany (MULTI_NODE_READER_ONLY)";
+    let modes = "use ReadWriteMany (MULTI_NODE_MULTI_WRITER), ReadOnlyMany (MULTI_NODE_READER_ONLY), or with strategy \
+                 pod ReadWriteOnce or ReadWriteOncePod";
     check_refused(&given, &format!("Volume capability not supported: access mode is missing; {modes}"));
     given.access_mode = Some(AccessMode::Other("SINGLE_NODE_WRITER".to_owned()));
     check_refused(&given, &format!("Volume capability not supported: access mode is SINGLE_NODE_WRITER; {modes}"));
@@ -191,6 +192,17 @@ fn a_volume_is_read_only_by_mode_or_option_and_a_workload_also_by_request() {
     check_access(&Given::with(|it| it.access_mode = Some(AccessMode::MultiNodeReaderOnly)), ReadOnly, ReadOnly);
     check_access(&Given::flags(&["read-only"]), ReadOnly, ReadOnly);
     check_access(&Given { readonly: true, ..Given::flags(&["--read-only"]) }, ReadOnly, ReadOnly);
+}
+
+#[test]
+fn the_driver_s_metadata_are_not_mounted() {
+    for prefix in ["prefix .s3csi/", "--prefix=.s3csi/volumes/", "prefix=.s3csi"] {
+        let value = prefix.rsplit([' ', '=']).next().unwrap();
+        check_refused(
+            &Given::flags(&[prefix]),
+            &format!("mount option prefix {value:?} is reserved for the driver's metadata; use another prefix"),
+        );
+    }
 }
 
 #[test]
@@ -294,8 +306,8 @@ fn secret_means_secret() {
         (
             &[("access_key_id", "a"), ("secret_access_key", "hush hush")],
             format!(
-                "{correct}: the Secret has a malformed value for secret_access_key; it must be the plain key, without \
-                 quotes"
+                "{correct}: the Secret has a malformed value for secret_access_key; it must be the plain key: \
+             printable ASCII without spaces"
             ),
         ),
     ] {

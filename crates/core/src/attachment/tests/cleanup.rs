@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn the_last_workload_takes_everything_with_it() {
     scene().over("a").attachment(&["mp(a): a"]).running_pod("a").check(&[
-        "edit A: a from mp(a) over, without mp(a)",
+        "edit A: a from mp(a) finished, without mp(a)",
         "retire mp(a)",
         "delete A as written",
     ]);
@@ -19,43 +19,43 @@ fn the_last_workload_takes_everything_with_it() {
 
 #[test]
 fn a_pod_that_serves_others_stays() {
-    scene().over("a").using("b").attachment(&["mp(a): a b"]).running_pod("a").check(&["edit A: a from mp(a) over"]);
+    scene().over("a").using("b").attachment(&["mp(a): a b"]).running_pod("a").check(&["edit A: a from mp(a) finished"]);
     scene()
         .over("a")
         .using("b")
         .attachment(&["mp(a): a", "mp(b): b"])
         .running_pod("a")
         .running_pod("b")
-        .check(&["edit A: a from mp(a) over, without mp(a)", "retire mp(a)"]);
+        .check(&["edit A: a from mp(a) finished, without mp(a)", "retire mp(a)"]);
 }
 
 /// C23, C25 and the table of phases.
 #[test]
 fn which_workloads_use_their_mount() {
     for (phase, is_terminating, expected) in [
-        (Phase::Pending, false, Activity::Starting),
-        (Phase::Pending, true, Activity::Over),
-        (Phase::Running, false, Activity::Using),
-        (Phase::Running, true, Activity::Using),
-        (Phase::Unknown, false, Activity::Using),
-        (Phase::Unknown, true, Activity::Using),
-        (Phase::Succeeded, false, Activity::Over),
-        (Phase::Succeeded, true, Activity::Over),
-        (Phase::Failed, false, Activity::Over),
-        (Phase::Failed, true, Activity::Over),
+        (PodPhase::Pending, false, Activity::Starting),
+        (PodPhase::Pending, true, Activity::Finished),
+        (PodPhase::Running, false, Activity::Using),
+        (PodPhase::Running, true, Activity::Using),
+        (PodPhase::Unknown, false, Activity::Using),
+        (PodPhase::Unknown, true, Activity::Using),
+        (PodPhase::Succeeded, false, Activity::Finished),
+        (PodPhase::Succeeded, true, Activity::Finished),
+        (PodPhase::Failed, false, Activity::Finished),
+        (PodPhase::Failed, true, Activity::Finished),
     ] {
         assert_eq!(Activity::of(phase, is_terminating), expected, "{phase:?}, terminating: {is_terminating}");
     }
     for (text, expected) in [
-        (None, Phase::Pending),
-        (Some(""), Phase::Pending),
-        (Some("Pending"), Phase::Pending),
-        (Some("Running"), Phase::Running),
-        (Some("Succeeded"), Phase::Succeeded),
-        (Some("Failed"), Phase::Failed),
-        (Some("Unknown"), Phase::Unknown),
+        (None, PodPhase::Pending),
+        (Some(""), PodPhase::Pending),
+        (Some("Pending"), PodPhase::Pending),
+        (Some("Running"), PodPhase::Running),
+        (Some("Succeeded"), PodPhase::Succeeded),
+        (Some("Failed"), PodPhase::Failed),
+        (Some("Unknown"), PodPhase::Unknown),
     ] {
-        assert_eq!(Phase::from_text(text), expected, "{text:?}");
+        assert_eq!(PodPhase::from_text(text), expected, "{text:?}");
     }
 }
 
@@ -63,15 +63,15 @@ fn which_workloads_use_their_mount() {
 #[test]
 fn a_workload_deleted_while_it_waits_leaves_nothing_and_gets_nothing_again() {
     scene().over("a").check(&[]);
-    scene().over("a").attachment(&["mp(a): a"]).pod(pod("a", Phase::Pending)).check(&[
-        "edit A: a from mp(a) over, without mp(a)",
+    scene().over("a").attachment(&["mp(a): a"]).pod(pod("a", PodPhase::Pending)).check(&[
+        "edit A: a from mp(a) finished, without mp(a)",
         "retire mp(a)",
         "delete A as written",
     ]);
 }
 
 #[test]
-fn a_workload_that_died_before_its_attachment_was_seen_blocks_nobody() {
+fn a_workload_that_died_before_its_attachment_was_seen_blocks_no_other() {
     scene()
         .gone("a")
         .starting("b")
@@ -86,7 +86,7 @@ fn a_workload_that_died_before_its_attachment_was_seen_blocks_nobody() {
 }
 
 #[test]
-fn a_workload_nobody_has_seen_is_stale_after_two_minutes() {
+fn a_workload_that_was_never_seen_is_stale_after_two_minutes() {
     let given = |age: i64| {
         scene()
             .attachment_at(&attachment_name(&plain_key()), plain_need().fields, &["mp(a): a"], NOW - age)
@@ -101,7 +101,7 @@ fn a_workload_nobody_has_seen_is_stale_after_two_minutes() {
         "delete A as written",
     ]);
     let decision = decide(&given(120).observed, at(NOW));
-    assert_eq!(decision.specs[0].stale_workloads().collect::<Vec<_>>(), [&uid("a")]);
+    assert_eq!(decision.attachment_writes[0].stale_workloads().collect::<Vec<_>>(), [&uid("a")]);
 }
 
 #[test]
@@ -123,32 +123,32 @@ fn an_attachment_without_workloads_is_deleted() {
 /// C22
 #[test]
 fn a_pod_that_ended_is_deleted() {
-    scene().pod(pod("a", Phase::Succeeded)).check(&["delete mp(a)"]);
-    scene().pod(pod("a", Phase::Failed)).check(&["delete mp(a)"]);
-    scene().pod(MountpointPod { is_terminating: true, ..pod("a", Phase::Succeeded) }).check(&[]);
+    scene().pod(pod("a", PodPhase::Succeeded)).check(&["delete mp(a)"]);
+    scene().pod(pod("a", PodPhase::Failed)).check(&["delete mp(a)"]);
+    scene().pod(MountpointPod { is_terminating: true, ..pod("a", PodPhase::Succeeded) }).check(&[]);
 }
 
 #[test]
 fn a_retired_pod_is_left_to_the_node_unless_it_never_ran() {
     let retired = |phase| scene().pod(MountpointPod { is_retired: true, ..pod("a", phase) });
-    retired(Phase::Running).check(&[]);
-    retired(Phase::Unknown).check(&[]);
-    retired(Phase::Pending).check(&["delete mp(a)"]);
+    retired(PodPhase::Running).check(&[]);
+    retired(PodPhase::Unknown).check(&[]);
+    retired(PodPhase::Pending).check(&["delete mp(a)"]);
 }
 
 #[test]
 fn a_deleted_pod_without_workloads_is_retired_so_that_it_need_not_wait_for_its_grace_period() {
-    let deleted = MountpointPod { is_terminating: true, ..pod("a", Phase::Running) };
+    let deleted = MountpointPod { is_terminating: true, ..pod("a", PodPhase::Running) };
     scene().over("a").attachment(&["mp(a): a"]).pod(deleted).check(&[
-        "edit A: a from mp(a) over, without mp(a)",
+        "edit A: a from mp(a) finished, without mp(a)",
         "retire mp(a)",
         "delete A as written",
     ]);
 }
 
 #[test]
-fn a_pod_that_no_attachment_names_is_retired_once_nobody_can_come_for_it() {
-    let aged = |age: i64| MountpointPod { created_at: at(NOW - age), ..pod("a", Phase::Running) };
+fn a_pod_that_no_attachment_names_is_retired_once_no_workload_can_come_for_it() {
+    let aged = |age: i64| MountpointPod { created_at: at(NOW - age), ..pod("a", PodPhase::Running) };
     scene().over("a").pod(aged(1)).check(&["retire mp(a)"]);
     scene().gone("a").pod(aged(1)).check(&["retire mp(a)"]);
     scene().pod(aged(1)).check(&["look again in 119 s"]);
@@ -168,12 +168,12 @@ fn a_pod_may_be_retired_once_no_attachment_names_it_and_its_creator_is_over() {
 }
 
 #[test]
-fn an_entry_that_a_twin_still_names_does_not_end_its_pod() {
+fn a_pod_that_a_second_attachment_names_is_kept() {
     scene()
         .over("a")
         .using("b")
         .attachment(&["mp(a): a"])
         .legacy("s3pa-x1y2z", &["mp(a): b"])
         .running_pod("a")
-        .check(&["edit A: a from mp(a) over, without mp(a)", "delete A as written"]);
+        .check(&["edit A: a from mp(a) finished, without mp(a)", "delete A as written"]);
 }

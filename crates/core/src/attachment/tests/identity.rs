@@ -18,7 +18,7 @@ fn only_pods_with_derived_names_are_ours() {
 }
 
 #[track_caller]
-fn check_legacy(change: impl FnOnce(&mut Fields), is_used: bool) {
+fn check_legacy(change: impl FnOnce(&mut AttachmentFields), is_used: bool) {
     let mut fields = legacy_fields();
     change(&mut fields);
     let scene = scene().using("a").starting("b").attachment_at("s3pa-x1y2z", fields, &["mp(a): a"], NOW - 10);
@@ -46,11 +46,11 @@ fn attachments_of_drivers_before_us_are_found_by_their_fields() {
 
 #[test]
 fn options_with_commas_are_found_as_they_were_written() {
-    let comma = need(SharingKey { mount_options: "--prefix=a,b/".to_owned(), ..plain_key() });
-    let fields = Fields { authentication_source: None, ..comma.fields.clone() };
+    let comma = requirement(SharingKey { mount_options: "--prefix=a,b/".to_owned(), ..plain_key() });
+    let fields = AttachmentFields { authentication_source: None, ..comma.fields.clone() };
     scene()
         .using("a")
-        .wishing("b", Activity::Starting, Ok(comma))
+        .requiring("b", Activity::Starting, Ok(comma))
         .attachment_at("s3pa-x1y2z", fields, &["mp(a): a"], NOW - 10)
         .running_pod("a")
         .check(&["edit s3pa-x1y2z: b to mp(a)"]);
@@ -58,7 +58,7 @@ fn options_with_commas_are_found_as_they_were_written() {
 
 #[test]
 fn an_old_attachment_of_a_workload_identity_is_not_used() {
-    let own = need(SharingKey {
+    let own = requirement(SharingKey {
         workload_namespace: Some("one".to_owned()),
         service_account: Some("account".to_owned()),
         ..plain_key()
@@ -67,7 +67,7 @@ fn an_old_attachment_of_a_workload_identity_is_not_used() {
     let expected = [format!("create {name}: b to mp(b)"), format!("start mp(b) for b in {name}")];
     scene()
         .using("a")
-        .wishing("b", Activity::Starting, Ok(own))
+        .requiring("b", Activity::Starting, Ok(own))
         .legacy("s3pa-x1y2z", &["mp(a): a"])
         .running_pod("a")
         .check(&expected.each_ref().map(String::as_str));
@@ -75,7 +75,7 @@ fn an_old_attachment_of_a_workload_identity_is_not_used() {
 
 #[test]
 fn a_new_pod_beside_old_ones_is_entered_in_the_old_attachment() {
-    let old = MountpointPod { driver_version: Some("1.9".to_owned()), ..pod("a", Phase::Running) };
+    let old = MountpointPod { driver_version: Some("1.9".to_owned()), ..pod("a", PodPhase::Running) };
     scene()
         .using("a")
         .starting("b")
@@ -84,16 +84,16 @@ fn a_new_pod_beside_old_ones_is_entered_in_the_old_attachment() {
         .check(&["edit s3pa-x1y2z: b to mp(b)", "start mp(b) for b in s3pa-x1y2z"]);
 }
 
-/// The fields of both are equal: only the name knows that the PV was made anew with another bucket.
+/// The fields of both are equal: only the name shows that the PV was recreated with another bucket.
 #[test]
 fn an_attachment_of_another_key_is_not_taken_for_its_fields() {
-    let other = need(SharingKey { bucket: "other".to_owned(), ..plain_key() });
+    let other = requirement(SharingKey { bucket: "other".to_owned(), ..plain_key() });
     assert_eq!(other.fields, plain_need().fields);
     let name = attachment_name(&other.key);
     let expected = [format!("create {name}: b to mp(b)"), format!("start mp(b) for b in {name}")];
     scene()
         .using("a")
-        .wishing("b", Activity::Starting, Ok(other))
+        .requiring("b", Activity::Starting, Ok(other))
         .attachment(&["mp(a): a"])
         .running_pod("a")
         .check(&expected.each_ref().map(String::as_str));

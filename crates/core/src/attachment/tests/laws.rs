@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::world::{Controller, Life, Part, Trust, World};
+use super::world::{Controller, Part, Trust, WorkloadState, World};
 use super::*;
 
 /// Something that happens. Numbers choose among what there is.
@@ -22,6 +22,8 @@ enum Event {
     PodIsDeleted(usize),
     PodDisappears(usize),
     PodEndsIfRetired(usize),
+    /// The driver was upgraded since it was started.
+    PodIsOutdated(usize),
     UserRetires(usize),
     UserDrains(usize),
     UserDeletesAttachment(usize),
@@ -33,7 +35,7 @@ enum Event {
         part: Part,
     },
     Decides(usize),
-    Steps(usize),
+    Advances(usize),
     Crashes(usize),
     /// Everything at once, as it usually goes.
     Reconciles(usize),
@@ -111,16 +113,17 @@ fn events() -> impl Strategy<Value = Event> {
     let nodes = prop_oneof![
         4 => index().prop_map(Event::PodRuns),
         2 => index().prop_map(Event::PodFails),
-        1 => index().prop_map(Event::PodIsDeleted),
+        2 => index().prop_map(Event::PodIsDeleted),
         2 => index().prop_map(Event::PodDisappears),
         3 => index().prop_map(Event::PodEndsIfRetired),
+        2 => index().prop_map(Event::PodIsOutdated),
         2 => Just(Event::NodesWork),
         3 => (1..150_i64).prop_map(Event::TimePasses),
     ];
     let controllers = prop_oneof![
         6 => (controller(), part).prop_map(|(controller, part)| Event::Catches { controller, part }),
         5 => controller().prop_map(Event::Decides),
-        10 => controller().prop_map(Event::Steps),
+        10 => controller().prop_map(Event::Advances),
         1 => controller().prop_map(Event::Crashes),
         4 => controller().prop_map(Event::Reconciles),
         6 => (controller(), 0..4_usize)
@@ -129,7 +132,7 @@ fn events() -> impl Strategy<Value = Event> {
     prop_oneof![4 => users, 2 => nodes, 6 => controllers]
 }
 
-/// Everything happens, whoever was interrupted goes on, and then there is peace.
+/// Everything happens, interrupted controllers continue, and then nothing changes any more.
 fn live_through(events: &[Event], trust: Trust) -> Result<(), String> {
     let mut world = World::new(trust);
     let mut controllers = [Controller::default(), Controller::default()];
@@ -146,15 +149,15 @@ fn live_through(events: &[Event], trust: Trust) -> Result<(), String> {
 
 fn happen(world: &mut World, controllers: &mut [Controller], event: &Event) -> Result<(), String> {
     match *event {
-        Event::WorkloadAppears { has_fs_group } => world.add_workload(Phase::Pending, has_fs_group),
-        Event::WorkloadRunsOnSystemd => world.add_workload(Phase::Running, false),
+        Event::WorkloadAppears { has_fs_group } => world.add_workload(PodPhase::Pending, has_fs_group),
+        Event::WorkloadRunsOnSystemd => world.add_workload(PodPhase::Running, false),
         Event::WorkloadStarts(index) => {
             if let Some(workload) = pick(world.facts.workloads.keys(), index) {
                 world.start_workload(&workload);
             }
         }
         Event::WorkloadTerminates(index) => change_workload(world, index, |it| it.is_terminating = true),
-        Event::WorkloadEnds(index) => change_workload(world, index, |it| it.phase = Phase::Succeeded),
+        Event::WorkloadEnds(index) => change_workload(world, index, |it| it.phase = PodPhase::Succeeded),
         Event::WorkloadIsRemoved(index) => {
             if let Some(workload) = pick(world.facts.workloads.keys(), index) {
                 world.facts.workloads.remove(&workload);
@@ -167,11 +170,11 @@ fn happen(world: &mut World, controllers: &mut [Controller], event: &Event) -> R
             }
         }
         Event::PodRuns(index) => change_pod(world, index, |it| {
-            if it.phase == Phase::Pending {
-                it.phase = Phase::Running;
+            if it.phase == PodPhase::Pending {
+                it.phase = PodPhase::Running;
             }
         }),
-        Event::PodFails(index) => change_pod(world, index, |it| it.phase = Phase::Failed),
+        Event::PodFails(index) => change_pod(world, index, |it| it.phase = PodPhase::Failed),
         Event::PodIsDeleted(index) => change_pod(world, index, |it| it.is_terminating = true),
         Event::PodDisappears(index) => {
             if let Some(pod) = pick(world.facts.pods.keys(), index) {
@@ -179,10 +182,11 @@ fn happen(world: &mut World, controllers: &mut [Controller], event: &Event) -> R
             }
         }
         Event::PodEndsIfRetired(index) => change_pod(world, index, |it| {
-            if it.is_retired && it.phase == Phase::Running {
-                it.phase = Phase::Succeeded;
+            if it.is_retired && it.phase == PodPhase::Running {
+                it.phase = PodPhase::Succeeded;
             }
         }),
+        Event::PodIsOutdated(index) => change_pod(world, index, |it| it.driver_version = Some("1.99".to_owned())),
         Event::UserRetires(index) => change_pod(world, index, |it| it.is_retired = true),
         Event::UserDrains(index) => change_pod(world, index, |it| it.refuses_new_workloads = true),
         Event::UserDeletesAttachment(index) => {
@@ -199,7 +203,7 @@ fn happen(world: &mut World, controllers: &mut [Controller], event: &Event) -> R
                 controllers[controller].decide(world);
             }
         }
-        Event::Steps(controller) => controllers[controller].step(world)?,
+        Event::Advances(controller) => controllers[controller].step(world)?,
         Event::Crashes(controller) => controllers[controller].crash(),
         Event::Reconciles(controller) => reconcile(world, &mut controllers[controller], usize::MAX)?,
         Event::ReconcilesPartly { controller, calls } => reconcile(world, &mut controllers[controller], calls)?,
@@ -235,7 +239,7 @@ fn settle(world: &mut World) -> Result<(), String> {
     for _ in 0..ROUNDS {
         controller.catch_up_fully(world);
         let decision = controller.decide(world);
-        let has_nothing_to_do = decision.is_settled() && decision.look_again_in.is_none();
+        let has_nothing_to_do = decision.is_settled() && decision.requeue_after.is_none();
         finish(world, &mut controller, usize::MAX)?;
         let is_quiet = !world.let_nodes_work();
         world.check()?;
@@ -254,12 +258,12 @@ fn pick<'a, T: Clone + 'a>(from: impl Iterator<Item = &'a T>, index: usize) -> O
 }
 
 /// A workload that is over stays so.
-fn change_workload(world: &mut World, index: usize, change: impl FnOnce(&mut Life)) {
+fn change_workload(world: &mut World, index: usize, change: impl FnOnce(&mut WorkloadState)) {
     let live = world.facts.workloads.iter().filter(|(_, it)| it.activity().is_live()).map(|(it, _)| it);
     if let Some(workload) = pick(live, index)
-        && let Some(life) = world.facts.workloads.get_mut(&workload)
+        && let Some(state) = world.facts.workloads.get_mut(&workload)
     {
-        change(life);
+        change(state);
     }
 }
 

@@ -3,8 +3,8 @@
 mod cleanup;
 mod identity;
 mod laws;
-mod needs;
 mod replacement;
+mod requirements;
 mod sharing;
 mod world;
 
@@ -36,43 +36,31 @@ fn own_pod(workload: &str) -> String {
 }
 
 fn plain_key() -> SharingKey {
-    SharingKey {
-        node: "node".to_owned(),
-        persistent_volume: "pv".to_owned(),
-        volume_id: "handle".to_owned(),
-        bucket: "bucket".to_owned(),
-        prefix: None,
-        endpoint: None,
-        mount_options: "--allow-delete\n--uid=1".to_owned(),
-        fs_group: None,
-        authentication_source: AuthenticationSource::Driver,
-        volume_access: Access::ReadWrite,
-        workload_namespace: None,
-        service_account: None,
-    }
+    SharingKey { mount_options: "--allow-delete\n--uid=1".to_owned(), ..crate::sharing::tests::key() }
 }
 
-fn plain_need() -> Need {
-    need(plain_key())
+fn plain_need() -> MountRequirement {
+    requirement(plain_key())
 }
 
-fn need(key: SharingKey) -> Need {
+fn requirement(key: SharingKey) -> MountRequirement {
     let options: Vec<String> = key.mount_options.lines().map(|it| it.trim_start_matches('-').to_owned()).collect();
-    Need::new(key, volume_name(), &options)
+    MountRequirement::new(key, volume_name(), &options, NodeScope::AllNodes)
 }
 
-fn with_fs_group(fs_group: &str) -> Need {
-    need(SharingKey { fs_group: Some(fs_group.to_owned()), ..plain_key() })
+fn with_fs_group(fs_group: &str) -> MountRequirement {
+    requirement(SharingKey { fs_group: Some(fs_group.to_owned()), ..plain_key() })
 }
 
-/// Fields as drivers before us wrote them.
-fn legacy_fields() -> Fields {
-    Fields { authentication_source: None, ..plain_need().fields }
+/// Fields as earlier drivers wrote them.
+fn legacy_fields() -> AttachmentFields {
+    AttachmentFields { authentication_source: None, ..plain_need().fields }
 }
 
-fn pod(workload: &str, phase: Phase) -> MountpointPod {
+fn pod(workload: &str, phase: PodPhase) -> MountpointPod {
     MountpointPod {
         name: own_pod(workload),
+        source: own_pod(workload),
         uid: format!("uid of {workload}"),
         resource_version: "5".to_owned(),
         phase,
@@ -80,53 +68,74 @@ fn pod(workload: &str, phase: Phase) -> MountpointPod {
         is_retired: false,
         refuses_new_workloads: false,
         driver_version: Some(VERSION.to_owned()),
+        is_mounted: false,
+        is_movable: false,
         created_at: at(NOW - 60),
-        trouble: None,
+        problem: None,
+    }
+}
+
+/// The Pod that takes over from the first one of a source.
+fn successor(workload: &str) -> MountpointPod {
+    let first = pod(workload, PodPhase::Running);
+    MountpointPod {
+        name: successor_name(&first.source, &first.uid),
+        uid: format!("second uid of {workload}"),
+        created_at: at(NOW - 30),
+        ..first
     }
 }
 
 /// Facts about one PV on one node, and names to call things by: Mountpoint Pods are called `mp(a)` after the workload
 /// whose name they bear, the attachment of the plain key is `A`, those of other keys `A(fsGroup)`.
 struct Scene {
-    observed: Observed,
+    observed: ObservedState,
     labels: Vec<(String, String)>,
 }
 
 fn scene() -> Scene {
     let mut labels: Vec<(String, String)> =
         ["a", "b", "c", "d"].iter().map(|it| (own_pod(it), format!("mp({it})"))).collect();
+    labels.push((successor("a").name, "next(a)".to_owned()));
     labels.push((attachment_name(&plain_key()), "A".to_owned()));
     Scene {
-        observed: Observed {
+        observed: ObservedState {
             persistent_volume: volume_name(),
             driver_version: VERSION.to_owned(),
             volume: VolumeState::Usable,
             workloads: Vec::new(),
             gone: BTreeSet::new(),
+            elsewhere: Vec::new(),
             attachments: Vec::new(),
             mountpoint_pods: Vec::new(),
+            may_upgrade: true,
         },
         labels,
     }
 }
 
 impl Scene {
-    fn with(mut self, change: impl FnOnce(&mut Observed)) -> Self {
+    fn with(mut self, change: impl FnOnce(&mut ObservedState)) -> Self {
         change(&mut self.observed);
         self
     }
 
     fn workload(self, name: &str, activity: Activity) -> Self {
-        self.wishing(name, activity, Ok(plain_need()))
+        self.requiring(name, activity, Ok(plain_need()))
     }
 
-    fn wishing(mut self, name: &str, activity: Activity, wish: Result<Need, Refused>) -> Self {
-        if let Ok(need) = &wish
-            && let Some(fs_group) = &need.key.fs_group
+    fn requiring(
+        mut self,
+        name: &str,
+        activity: Activity,
+        requirement: Result<MountRequirement, VolumeRefusal>,
+    ) -> Self {
+        if let Ok(requirement) = &requirement
+            && let Some(fs_group) = &requirement.key.fs_group
         {
-            self.labels.push((attachment_name(&need.key), format!("A({fs_group})")));
+            self.labels.push((attachment_name(&requirement.key), format!("A({fs_group})")));
         }
-        self.observed.workloads.push(Resident { uid: uid(name), activity, wish: Some(wish) });
+        self.observed.workloads.push(PodOnNode { uid: uid(name), activity, requirement: Some(requirement) });
         self
     }
 
@@ -139,7 +148,7 @@ impl Scene {
     }
 
     fn over(self, name: &str) -> Self {
-        self.workload(name, Activity::Over)
+        self.workload(name, Activity::Finished)
     }
 
     fn gone(self, name: &str) -> Self {
@@ -153,7 +162,7 @@ impl Scene {
     }
 
     fn running_pod(self, workload: &str) -> Self {
-        self.pod(pod(workload, Phase::Running))
+        self.pod(pod(workload, PodPhase::Running))
     }
 
     /// The attachment of the plain key, written ten seconds ago. `"mp(a): a b"`, one per Mountpoint Pod.
@@ -161,16 +170,16 @@ impl Scene {
         self.attachment_of(&plain_need(), entries)
     }
 
-    fn attachment_of(self, need: &Need, entries: &[&str]) -> Self {
-        self.attachment_at(&attachment_name(&need.key), need.fields.clone(), entries, NOW - 10)
+    fn attachment_of(self, requirement: &MountRequirement, entries: &[&str]) -> Self {
+        self.attachment_at(&attachment_name(&requirement.key), requirement.fields.clone(), entries, NOW - 10)
     }
 
-    /// An attachment of a driver before us.
+    /// An attachment of an earlier driver.
     fn legacy(self, name: &str, entries: &[&str]) -> Self {
         self.attachment_at(name, legacy_fields(), entries, NOW - 10)
     }
 
-    fn attachment_at(self, name: &str, fields: Fields, entries: &[&str], attached_at: i64) -> Self {
+    fn attachment_at(self, name: &str, fields: AttachmentFields, entries: &[&str], attached_at: i64) -> Self {
         let parse = |text: &str| {
             let (mountpoint_pod, workloads) = text.split_once(':').unwrap();
             let creator = mountpoint_pod.strip_prefix("mp(").unwrap().strip_suffix(')').unwrap();
@@ -188,11 +197,14 @@ impl Scene {
     #[track_caller]
     fn check(&self, expected: &[&str]) {
         let decision = decide(&self.observed, at(NOW));
-        let mut lines: Vec<String> = decision.specs.iter().map(spec_line).collect();
+        let mut lines: Vec<String> = decision.attachment_writes.iter().map(spec_line).collect();
         lines.extend(decision.pods.iter().map(|it| match it {
-            PodStep::Start { name, workload, attachment } => format!("start {name} for {workload} in {attachment}"),
-            PodStep::Retire { name, creator: Creator::Ended, .. } => format!("retire {name}"),
-            PodStep::Retire { name, creator: Creator::Unseen, .. } => format!("retire {name} if really unused"),
+            PodAction::Start { name, source, workload, attachment } if name == source => {
+                format!("start {name} for {workload} in {attachment}")
+            }
+            PodAction::Start { name, source, .. } => format!("start {name} to take over {source}"),
+            PodAction::Retire { name, creator: CreatorState::Ended, .. } => format!("retire {name}"),
+            PodAction::Retire { name, creator: CreatorState::Unseen, .. } => format!("retire {name} if really unused"),
         }));
         lines.extend(decision.deletions.iter().map(|it| match it {
             Deletion::MountpointPod { name, uid, resource_version } => {
@@ -204,12 +216,12 @@ impl Scene {
                 format!("delete {name} at {version}")
             }
         }));
-        lines.extend(decision.look_again_in.map(|it| format!("look again in {} s", it.as_secs())));
+        lines.extend(decision.requeue_after.map(|it| format!("look again in {} s", it.as_secs())));
         let lines: Vec<String> = lines.iter().map(|it| self.in_our_words(it)).collect();
         assert_eq!(lines, expected);
     }
 
-    /// What people are told.
+    /// The notices.
     #[track_caller]
     fn check_notices(&self, expected: &[&str]) {
         let decision = decide(&self.observed, at(NOW));
@@ -222,18 +234,18 @@ impl Scene {
     }
 }
 
-fn spec_line(write: &SpecWrite) -> String {
-    let change = |it: &Change| match it {
-        Change::Attach { workload, mountpoint_pod, .. } => format!("{workload} to {mountpoint_pod}"),
-        Change::Detach { workload, mountpoint_pod, reason } => {
+fn spec_line(write: &AttachmentWrite) -> String {
+    let change = |it: &AttachmentChange| match it {
+        AttachmentChange::Attach { workload, mountpoint_pod, .. } => format!("{workload} to {mountpoint_pod}"),
+        AttachmentChange::Detach { workload, mountpoint_pod, reason } => {
             format!("{workload} from {mountpoint_pod} {}", format!("{reason:?}").to_lowercase())
         }
-        Change::RemoveEntry { mountpoint_pod } => format!("without {mountpoint_pod}"),
+        AttachmentChange::RemoveEntry { mountpoint_pod } => format!("without {mountpoint_pod}"),
     };
     let changes: Vec<String> = write.changes().iter().map(change).collect();
     let verb = match write {
-        SpecWrite::CreateAttachment { .. } => "create",
-        SpecWrite::EditAttachment { .. } => "edit",
+        AttachmentWrite::CreateAttachment { .. } => "create",
+        AttachmentWrite::EditAttachment { .. } => "edit",
     };
     format!("{verb} {}: {}", write.name(), changes.join(", "))
 }
@@ -242,15 +254,15 @@ fn spec_line(write: &SpecWrite) -> String {
 #[derive(Default)]
 struct Objects {
     claims: BTreeMap<(String, String), Claim>,
-    volumes: BTreeMap<String, Volume>,
+    volumes: BTreeMap<String, VolumeFacts>,
 }
 
-impl Catalog for Objects {
+impl VolumeLister for Objects {
     fn claim(&self, namespace: &str, name: &str) -> Option<Claim> {
         self.claims.get(&(namespace.to_owned(), name.to_owned())).cloned()
     }
 
-    fn volume(&self, name: &str) -> Option<Volume> {
+    fn volume(&self, name: &str) -> Option<VolumeFacts> {
         self.volumes.get(name).cloned()
     }
 }

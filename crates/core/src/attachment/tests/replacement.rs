@@ -4,7 +4,7 @@ use super::*;
 
 #[track_caller]
 fn check(change: impl FnOnce(&mut MountpointPod), expected: &[&str]) {
-    let mut lost = pod("a", Phase::Running);
+    let mut lost = pod("a", PodPhase::Running);
     change(&mut lost);
     scene().using("a").using("b").attachment(&["mp(a): a b"]).pod(lost).check(expected);
 }
@@ -24,16 +24,16 @@ fn the_name_outlives_the_workload_it_was_made_from() {
         .over("a")
         .using("b")
         .attachment(&["mp(a): a b"])
-        .check(&["edit A: a from mp(a) over", "start mp(a) for b in A"]);
+        .check(&["edit A: a from mp(a) finished", "start mp(a) for b in A"]);
 }
 
 #[test]
 fn a_pod_that_failed_or_ended_in_use_makes_room_for_the_next() {
-    check(|it| it.phase = Phase::Failed, &["delete mp(a)"]);
-    check(|it| it.phase = Phase::Succeeded, &["delete mp(a)"]);
+    check(|it| it.phase = PodPhase::Failed, &["delete mp(a)"]);
+    check(|it| it.phase = PodPhase::Succeeded, &["delete mp(a)"]);
     check(
         |it| {
-            it.phase = Phase::Failed;
+            it.phase = PodPhase::Failed;
             it.is_terminating = true;
         },
         &[],
@@ -44,7 +44,7 @@ fn a_pod_that_failed_or_ended_in_use_makes_room_for_the_next() {
 fn a_pod_that_fails_at_once_is_not_replaced_in_a_hot_loop() {
     check(
         |it| {
-            it.phase = Phase::Failed;
+            it.phase = PodPhase::Failed;
             it.created_at = at(NOW - 3);
         },
         &["look again in 7 s"],
@@ -54,8 +54,8 @@ fn a_pod_that_fails_at_once_is_not_replaced_in_a_hot_loop() {
 #[test]
 fn a_pod_in_use_is_never_retired_or_deleted() {
     check(|_| (), &[]);
-    check(|it| it.phase = Phase::Pending, &[]);
-    check(|it| it.phase = Phase::Unknown, &[]);
+    check(|it| it.phase = PodPhase::Pending, &[]);
+    check(|it| it.phase = PodPhase::Unknown, &[]);
     check(|it| it.is_terminating = true, &[]);
     check(|it| it.is_retired = true, &[]);
     check(|it| it.driver_version = None, &[]);
@@ -63,16 +63,16 @@ fn a_pod_in_use_is_never_retired_or_deleted() {
     check(
         |it| {
             it.is_retired = true;
-            it.phase = Phase::Pending;
+            it.phase = PodPhase::Pending;
         },
         &[],
     );
 }
 
 #[test]
-fn nothing_is_started_for_workloads_nobody_has_seen() {
+fn nothing_is_started_for_workloads_that_were_never_seen() {
     scene().attachment(&["mp(a): a"]).check(&["look again in 110 s"]);
-    scene().attachment(&["mp(a): a"]).pod(pod("a", Phase::Failed)).check(&["delete mp(a)", "look again in 110 s"]);
+    scene().attachment(&["mp(a): a"]).pod(pod("a", PodPhase::Failed)).check(&["delete mp(a)", "look again in 110 s"]);
 }
 
 #[test]
@@ -80,14 +80,95 @@ fn without_its_volume_no_pod_can_be_built_and_nothing_is_taken_away() {
     let scene = scene().starting("a").attachment(&["mp(a): a"]);
     let scene = scene.with(|it| it.volume = VolumeState::Missing);
     scene.check(&[]);
-    scene.check_notices(&["a: the PersistentVolume is missing, no Mountpoint Pod can be made without it"]);
+    scene.check_notices(&["a: the PersistentVolume does not exist, no Mountpoint Pod can be created without it"]);
     let scene = scene.with(|it| it.volume = VolumeState::Refused { problem: "limit \"x\" is no quantity".to_owned() });
     scene.check(&[]);
-    scene.check_notices(&["a: no Mountpoint Pod can be made for the volume: limit \"x\" is no quantity"]);
+    scene.check_notices(&["a: no Mountpoint Pod can be created for the volume: limit \"x\" is no quantity"]);
 }
 
 #[test]
-fn a_workload_keeps_its_entry_even_if_nobody_can_say_any_more_what_it_uses() {
+fn a_workload_keeps_its_entry_even_if_its_volume_is_unknown() {
     let scene = scene().attachment(&["mp(a): a"]).running_pod("a");
-    scene.with(|it| it.workloads.push(Resident { uid: uid("a"), activity: Activity::Using, wish: None })).check(&[]);
+    scene
+        .with(|it| it.workloads.push(PodOnNode { uid: uid("a"), activity: Activity::Using, requirement: None }))
+        .check(&[]);
+}
+
+fn serving(change: impl FnOnce(&mut MountpointPod)) -> MountpointPod {
+    let mut pod = MountpointPod { is_mounted: true, is_movable: true, ..pod("a", PodPhase::Running) };
+    change(&mut pod);
+    pod
+}
+
+#[track_caller]
+fn check_serving(change: impl FnOnce(&mut MountpointPod), expected: &[&str]) {
+    scene().using("a").attachment(&["mp(a): a"]).pod(serving(change)).check(expected);
+}
+
+const TAKES_OVER: [&str; 1] = ["start next(a) to take over mp(a)"];
+
+#[test]
+fn a_pod_that_is_deleted_or_outdated_gets_a_successor_before_it_ends() {
+    check_serving(|_| (), &[]);
+    check_serving(|it| it.is_terminating = true, &TAKES_OVER);
+    check_serving(|it| it.driver_version = Some("1.9".to_owned()), &TAKES_OVER);
+    check_serving(|it| it.driver_version = None, &TAKES_OVER);
+}
+
+#[test]
+fn only_a_pod_that_serves_and_can_be_taken_over_gets_a_successor() {
+    let check = |change: fn(&mut MountpointPod)| {
+        check_serving(
+            |it| {
+                it.is_terminating = true;
+                change(it);
+            },
+            &[],
+        );
+    };
+    check(|it| it.is_movable = false);
+    check(|it| it.is_mounted = false);
+    check(|it| it.is_retired = true);
+    check(|it| it.phase = PodPhase::Unknown);
+    check_serving(
+        |it| {
+            it.driver_version = None;
+            it.refuses_new_workloads = true;
+        },
+        &[],
+    );
+}
+
+#[test]
+fn upgrades_wait_for_their_turn_and_deleted_pods_do_not() {
+    let scene = |change: fn(&mut MountpointPod)| {
+        let scene = scene().using("a").attachment(&["mp(a): a"]).pod(serving(change));
+        scene.with(|it| it.may_upgrade = false)
+    };
+    scene(|it| it.driver_version = None).check(&["look again in 20 s"]);
+    scene(|it| it.is_terminating = true).check(&TAKES_OVER);
+}
+
+#[test]
+fn the_old_pod_is_deleted_when_the_new_one_serves() {
+    let check = |old: MountpointPod, new: MountpointPod, expected: &[&str]| {
+        scene().using("a").starting("b").attachment(&["mp(a): a b"]).pod(old).pod(new).check(expected);
+    };
+    let outdated = || serving(|it| it.driver_version = None);
+    let released = || MountpointPod { is_mounted: false, is_movable: false, ..outdated() };
+    let mounted = || MountpointPod { is_mounted: true, is_movable: true, ..successor("a") };
+    check(outdated(), MountpointPod { phase: PodPhase::Pending, ..successor("a") }, &[]);
+    check(outdated(), successor("a"), &[]);
+    check(outdated(), mounted(), &[]);
+    check(released(), mounted(), &["delete mp(a)"]);
+    check(MountpointPod { is_terminating: true, ..released() }, mounted(), &[]);
+    check(outdated(), MountpointPod { phase: PodPhase::Failed, ..successor("a") }, &["delete next(a)"]);
+    // The next successor gets the same name, so this one must be gone first.
+    check(outdated(), MountpointPod { is_terminating: true, ..successor("a") }, &[]);
+}
+
+#[test]
+fn all_pods_of_an_unused_source_are_retired() {
+    let new = MountpointPod { is_mounted: true, ..successor("a") };
+    scene().over("a").running_pod("a").pod(new).check(&["retire next(a)", "retire mp(a)"]);
 }

@@ -11,8 +11,8 @@ fn a_workload_gets_an_attachment_and_then_a_mountpoint_pod() {
 #[test]
 fn a_new_attachment_carries_the_entry_and_all_fields() {
     let decision = decide(&scene().starting("a").observed, at(NOW));
-    let [SpecWrite::CreateAttachment { name, fields, entries, .. }] = &decision.specs[..] else {
-        panic!("{:?}", decision.specs);
+    let [AttachmentWrite::CreateAttachment { name, fields, entries, .. }] = &decision.attachment_writes[..] else {
+        panic!("{:?}", decision.attachment_writes);
     };
     assert_eq!(*name, attachment_name(&plain_key()));
     assert_eq!(*fields, plain_need().fields);
@@ -43,7 +43,7 @@ fn a_pod_that_is_about_to_be_started_is_shared_too() {
         .starting("b")
         .starting("a")
         .attachment(&["mp(a): a"])
-        .pod(pod("a", Phase::Pending))
+        .pod(pod("a", PodPhase::Pending))
         .check(&["edit A: b to mp(a)"]);
 }
 
@@ -56,12 +56,16 @@ fn what_is_attached_and_served_needs_nothing() {
 #[test]
 fn another_fs_group_is_another_mountpoint_pod() {
     let group = || Ok(with_fs_group("1000"));
-    scene().starting("a").wishing("b", Activity::Starting, group()).wishing("c", Activity::Starting, group()).check(&[
-        "create A: a to mp(a)",
-        "create A(1000): b to mp(b), c to mp(b)",
-        "start mp(a) for a in A",
-        "start mp(b) for b in A(1000)",
-    ]);
+    scene()
+        .starting("a")
+        .requiring("b", Activity::Starting, group())
+        .requiring("c", Activity::Starting, group())
+        .check(&[
+            "create A: a to mp(a)",
+            "create A(1000): b to mp(b), c to mp(b)",
+            "start mp(a) for a in A",
+            "start mp(b) for b in A(1000)",
+        ]);
 }
 
 /// C7, C10 to C14, C18: whatever is part of the key, and nothing else, separates.
@@ -74,8 +78,11 @@ fn any_difference_in_the_key_separates() {
         ..plain_key()
     };
     let separate = |one: SharingKey, other: SharingKey, expected: usize| {
-        let scene =
-            scene().wishing("a", Activity::Starting, Ok(need(one))).wishing("b", Activity::Starting, Ok(need(other)));
+        let scene = scene().requiring("a", Activity::Starting, Ok(requirement(one))).requiring(
+            "b",
+            Activity::Starting,
+            Ok(requirement(other)),
+        );
         assert_eq!(decide(&scene.observed, at(NOW)).pods.len(), expected);
     };
     separate(plain_key(), plain_key(), 1);
@@ -93,7 +100,7 @@ fn any_difference_in_the_key_separates() {
 
 #[track_caller]
 fn check_new_one(change: impl FnOnce(&mut MountpointPod)) {
-    let mut first = pod("a", Phase::Running);
+    let mut first = pod("a", PodPhase::Running);
     change(&mut first);
     scene()
         .using("a")
@@ -111,12 +118,12 @@ fn a_pod_that_is_not_open_to_new_workloads_is_not_shared() {
     check_new_one(|it| it.driver_version = Some("1.9".to_owned()));
     check_new_one(|it| it.driver_version = None);
     check_new_one(|it| it.is_terminating = true);
-    check_new_one(|it| it.phase = Phase::Unknown);
+    check_new_one(|it| it.phase = PodPhase::Unknown);
 }
 
 #[test]
 fn a_pod_that_failed_is_not_shared() {
-    scene().using("a").starting("b").attachment(&["mp(a): a"]).pod(pod("a", Phase::Failed)).check(&[
+    scene().using("a").starting("b").attachment(&["mp(a): a"]).pod(pod("a", PodPhase::Failed)).check(&[
         "edit A: b to mp(b)",
         "start mp(b) for b in A",
         "delete mp(a)",
@@ -155,18 +162,18 @@ fn a_suitable_pod_without_workloads_is_used_again() {
         .starting("b")
         .attachment(&["mp(a): a"])
         .running_pod("a")
-        .check(&["edit A: a from mp(a) over, b to mp(a)"]);
+        .check(&["edit A: a from mp(a) finished, b to mp(a)"]);
     scene().starting("b").attachment(&["mp(a):"]).running_pod("a").check(&["edit A: b to mp(a)"]);
 }
 
 /// C7: the PV was edited after the first workload was attached.
 #[test]
-fn an_edited_volume_strands_nobody() {
-    let edited = need(SharingKey { mount_options: "--uid=2".to_owned(), ..plain_key() });
+fn an_edited_volume_strands_no_workload() {
+    let edited = requirement(SharingKey { mount_options: "--uid=2".to_owned(), ..plain_key() });
     let old_name = attachment_name(&plain_key());
     let fields = plain_need().fields;
     let given = |activity| {
-        scene().wishing("a", activity, Ok(edited.clone())).attachment_at(
+        scene().requiring("a", activity, Ok(edited.clone())).attachment_at(
             &old_name,
             fields.clone(),
             &["mp(a): a"],
@@ -176,8 +183,8 @@ fn an_edited_volume_strands_nobody() {
     given(Activity::Starting).running_pod("a").check(&[]);
     given(Activity::Using).running_pod("a").check(&[]);
     given(Activity::Using).check(&["start mp(a) for a in A"]);
-    given(Activity::Over).running_pod("a").check(&[
-        "edit A: a from mp(a) over, without mp(a)",
+    given(Activity::Finished).running_pod("a").check(&[
+        "edit A: a from mp(a) finished, without mp(a)",
         "retire mp(a)",
         "delete A as written",
     ]);
@@ -194,16 +201,16 @@ fn a_workload_that_runs_on_a_systemd_mount_is_left_alone() {
 /// C33 to C37
 #[test]
 fn a_volume_that_cannot_be_served_gets_nothing_but_an_explanation() {
-    let refused = || Err(Refused::MountpointPod { problem: "cache type \"disk\" is not known".to_owned() });
-    let scene = scene().wishing("a", Activity::Starting, refused()).wishing("b", Activity::Using, refused());
+    let refused = || Err(VolumeRefusal::MountpointPod { problem: "cache type \"disk\" is not known".to_owned() });
+    let scene = scene().requiring("a", Activity::Starting, refused()).requiring("b", Activity::Using, refused());
     scene.check(&[]);
-    scene.check_notices(&["a: no Mountpoint Pod can be made for the volume: cache type \"disk\" is not known"]);
+    scene.check_notices(&["a: no Mountpoint Pod can be created for the volume: cache type \"disk\" is not known"]);
 }
 
 #[test]
 fn a_pod_that_was_started_before_its_attachment_is_adopted() {
     scene().starting("a").running_pod("a").check(&["create A: a to mp(a)"]);
-    let other_version = MountpointPod { driver_version: Some("1.9".to_owned()), ..pod("a", Phase::Pending) };
+    let other_version = MountpointPod { driver_version: Some("1.9".to_owned()), ..pod("a", PodPhase::Pending) };
     scene().starting("a").pod(other_version).check(&["create A: a to mp(a)"]);
     scene()
         .using("b")
@@ -216,14 +223,14 @@ fn a_pod_that_was_started_before_its_attachment_is_adopted() {
 
 #[test]
 fn a_leftover_that_cannot_serve_is_succeeded_under_its_name() {
-    let retired = MountpointPod { is_retired: true, ..pod("a", Phase::Running) };
+    let retired = MountpointPod { is_retired: true, ..pod("a", PodPhase::Running) };
     let scene_of = |it: MountpointPod| scene().starting("a").pod(it);
     scene_of(retired.clone()).check(&["create A: a to mp(a)"]);
     scene_of(retired).check_notices(&[
         "a: served by Mountpoint Pod mp(a) (kubectl describe s3pa A)",
-        "a: Mountpoint Pod mp(a) is ending, the next one follows when it is gone",
+        "a: Mountpoint Pod mp(a) is terminating; the next one is created when it is gone",
     ]);
-    scene_of(pod("a", Phase::Failed)).check(&["create A: a to mp(a)", "delete mp(a)"]);
+    scene_of(pod("a", PodPhase::Failed)).check(&["create A: a to mp(a)", "delete mp(a)"]);
 }
 
 #[test]
@@ -232,30 +239,55 @@ fn an_attachment_deleted_by_hand_is_written_again() {
 }
 
 #[test]
-fn an_attachment_that_is_being_deleted_takes_nobody_new() {
+fn an_attachment_that_is_being_deleted_takes_no_new_workload() {
     let scene = scene().using("a").starting("b").attachment(&["mp(a): a"]).running_pod("a");
     let scene = scene.with(|it| it.attachments[0].is_terminating = true);
     scene.check(&[]);
-    scene.check_notices(&["b: attachment A is being deleted, the next one follows when it is gone"]);
+    scene.check_notices(&["b: attachment A is being deleted; the next one is created when it is gone"]);
 }
 
 #[test]
 fn why_a_workload_waits() {
-    let told = |pod: MountpointPod, expected: &[&str]| {
+    let check = |pod: MountpointPod, expected: &[&str]| {
         scene().starting("a").using("b").attachment(&["mp(a): a b"]).pod(pod).check_notices(expected);
     };
-    told(pod("a", Phase::Running), &[]);
-    told(pod("a", Phase::Pending), &["a: Mountpoint Pod mp(a) is not running yet"]);
+    check(pod("a", PodPhase::Running), &[]);
+    check(pod("a", PodPhase::Pending), &["a: Mountpoint Pod mp(a) is not running yet"]);
     let unschedulable =
-        MountpointPod { trouble: Some("0/1 nodes are available".to_owned()), ..pod("a", Phase::Pending) };
-    told(unschedulable, &["a: Mountpoint Pod mp(a) is not running: 0/1 nodes are available"]);
-    let ending = MountpointPod { is_terminating: true, ..pod("a", Phase::Running) };
-    told(ending, &["a: Mountpoint Pod mp(a) is ending, the next one follows when it is gone"]);
-    told(
-        pod("a", Phase::Failed),
+        MountpointPod { problem: Some("0/1 nodes are available".to_owned()), ..pod("a", PodPhase::Pending) };
+    check(unschedulable, &["a: Mountpoint Pod mp(a) is not running: 0/1 nodes are available"]);
+    let ending = MountpointPod { is_terminating: true, ..pod("a", PodPhase::Running) };
+    check(ending, &["a: Mountpoint Pod mp(a) is terminating; the next one is created when it is gone"]);
+    check(
+        pod("a", PodPhase::Failed),
         &[
             "a: Mountpoint Pod mp(a) failed and is replaced",
             "b: Mountpoint Pod mp(a) failed while it was in use and is replaced",
         ],
     );
+}
+
+/// Kubernetes does not enforce `ReadWriteOnce` for drivers without an attach operation: we do.
+#[test]
+fn a_volume_for_one_node_is_not_served_on_a_second_one() {
+    let single = || Ok(MountRequirement { scope: NodeScope::SingleNode, ..plain_need() });
+    let elsewhere = |it: &mut ObservedState| {
+        it.elsewhere = ["web-2", "web-1"]
+            .map(|name| AttachedElsewhere { node: "other".to_owned(), workload: format!("team/{name}") })
+            .to_vec();
+    };
+    let refused = scene().requiring("a", Activity::Starting, single()).with(elsewhere);
+    refused.check(&[]);
+    refused.check_notices(&[
+        "a: the volume is ReadWriteOnce and in use on node other by Pod team/web-1; it can be used here when that Pod is gone",
+    ]);
+    // What is mounted here stays, as do volumes for all nodes.
+    scene()
+        .requiring("a", Activity::Using, single())
+        .attachment(&["mp(a): a"])
+        .running_pod("a")
+        .with(elsewhere)
+        .check(&[]);
+    scene().starting("a").with(elsewhere).check(&["create A: a to mp(a)", "start mp(a) for a in A"]);
+    scene().requiring("a", Activity::Starting, single()).check(&["create A: a to mp(a)", "start mp(a) for a in A"]);
 }

@@ -1,6 +1,6 @@
 //! A small cluster in memory: the API server's versions and preconditions, Pods that start, fail and end, users who edit and
-//! delete, a driver before us, and controllers that look through old caches and may die between any two calls.
-//! It obeys what a decision demands of whoever applies it, and nothing more.
+//! delete, an earlier driver, and controllers that use stale caches and may die between any two calls.
+//! It obeys what a decision demands of the controller that applies it, and nothing more.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -26,7 +26,7 @@ pub struct World {
 /// What can be seen, in truth or through a cache.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    pub workloads: BTreeMap<WorkloadUid, Life>,
+    pub workloads: BTreeMap<WorkloadUid, WorkloadState>,
     pub pods: BTreeMap<String, MountpointPod>,
     pub attachments: BTreeMap<String, Attachment>,
     /// How often the PV's options were edited.
@@ -34,8 +34,8 @@ pub struct Facts {
 }
 
 #[derive(Clone, Debug)]
-pub struct Life {
-    pub phase: Phase,
+pub struct WorkloadState {
+    pub phase: PodPhase,
     pub is_terminating: bool,
     pub has_fs_group: bool,
 }
@@ -62,8 +62,8 @@ pub enum Trust {
 /// One call to the API server.
 #[derive(Clone, Debug)]
 pub enum Step {
-    Write(SpecWrite),
-    Pod(PodStep),
+    Write(AttachmentWrite),
+    Pod(PodAction),
     /// The second half of a retirement, after the look without a cache.
     Annotate {
         name: String,
@@ -96,9 +96,9 @@ impl World {
         }
     }
 
-    pub fn add_workload(&mut self, phase: Phase, has_fs_group: bool) {
+    pub fn add_workload(&mut self, phase: PodPhase, has_fs_group: bool) {
         let name = format!("workload-{}", self.next());
-        self.facts.workloads.insert(uid(&name), Life { phase, is_terminating: false, has_fs_group });
+        self.facts.workloads.insert(uid(&name), WorkloadState { phase, is_terminating: false, has_fs_group });
     }
 
     pub fn next(&mut self) -> u64 {
@@ -106,9 +106,9 @@ impl World {
         self.serial
     }
 
-    /// A driver before us: the Pod first, then an attachment under a random name, whatever else there is.
+    /// An earlier driver: the Pod first, then an attachment under a random name, whatever else there is.
     pub fn attach_as_before(&mut self, workload: &WorkloadUid) {
-        let Some(need) = self.facts.need(workload) else {
+        let Some(requirement) = self.facts.requirement(workload) else {
             return;
         };
         let name = mountpoint_pod_name(workload, &volume_name());
@@ -121,7 +121,7 @@ impl World {
             name: format!("s3pa-{serial:05}"),
             resource_version,
             is_terminating: false,
-            fields: Fields { authentication_source: None, ..need.fields },
+            fields: AttachmentFields { authentication_source: None, ..requirement.fields },
             entries: BTreeMap::from([(name, vec![entry])]),
         };
         self.facts.attachments.insert(attachment.name.clone(), attachment);
@@ -146,7 +146,7 @@ impl World {
     pub fn check(&mut self) -> Result<(), String> {
         for attachment in self.facts.attachments.values() {
             for (name, entries) in &attachment.entries {
-                let is_retired_by_us = self.facts.pods.get(name).is_some_and(|it| self.retired_by_us.contains(&it.uid));
+                let is_retired_by_us = self.facts.pods_of(name).any(|it| self.retired_by_us.contains(&it.uid));
                 for entry in entries.iter().filter(|it| self.facts.is_live(&it.workload)) {
                     self.promised.insert(entry.workload.clone());
                     if is_retired_by_us && self.trust == Trust::Reads {
@@ -165,17 +165,17 @@ impl World {
 
     /// What must be true in the end.
     pub fn check_settled(&self) -> Result<(), String> {
-        for (workload, life) in &self.facts.workloads {
+        for (workload, state) in &self.facts.workloads {
             let places = self.facts.places(workload);
-            let is_live = life.activity().is_live();
+            let is_live = state.activity().is_live();
             let was_promised = self.promised.contains(workload) && !self.disowned.contains(workload);
             let is_wrong = match places {
-                0 => is_live && (was_promised || life.activity() == Activity::Starting),
+                0 => is_live && (was_promised || state.activity() == Activity::Starting),
                 1 => !is_live,
                 _ => true,
             };
             if is_wrong {
-                return Err(format!("{workload} ({life:?}) is attached {places} times"));
+                return Err(format!("{workload} ({state:?}) is attached {places} times"));
             }
         }
         for attachment in self.facts.attachments.values() {
@@ -186,17 +186,25 @@ impl World {
                 if entries.is_empty() || !entries.iter().all(|it| self.facts.is_live(&it.workload)) {
                     return Err(format!("{} has a leftover for {name}", attachment.name));
                 }
-                if !self.facts.pods.get(name).is_some_and(|it| it.phase == Phase::Running && !it.is_terminating) {
-                    return Err(format!("{name} serves somebody and does not run"));
+                let pods: Vec<&MountpointPod> = self.facts.pods_of(name).collect();
+                match pods[..] {
+                    [pod] if pod.phase == PodPhase::Running && !pod.is_terminating => {
+                        let is_upgradable =
+                            pod.is_mounted && pod.is_movable && !pod.refuses_new_workloads && !pod.is_retired;
+                        if is_upgradable && pod.driver_version.as_deref() != Some(VERSION) {
+                            return Err(format!("{name} is not of the current version"));
+                        }
+                    }
+                    _ => return Err(format!("{name} serves somebody and has {pods:?}")),
                 }
             }
         }
-        for name in self.facts.pods.keys() {
+        for name in self.facts.pods.values().map(|it| &it.source) {
             let is_named = self.facts.attachments.values().any(|it| it.entries.contains_key(name));
             let live = self.facts.workloads.keys().filter(|it| self.facts.is_live(it));
             let has_live_creator = live.into_iter().any(|it| mountpoint_pod_name(it, &volume_name()) == *name);
             if !is_named && !has_live_creator {
-                return Err(format!("{name} serves nobody"));
+                return Err(format!("{name} serves no workload"));
             }
         }
         Ok(())
@@ -206,21 +214,27 @@ impl World {
     /// workloads whose Mountpoint Pod runs start.
     pub fn let_nodes_work(&mut self) -> bool {
         let before = self.serial;
+        let sources: BTreeSet<String> = self.facts.pods.values().map(|it| it.source.clone()).collect();
+        for source in &sources {
+            self.let_node_serve(source);
+        }
         for name in self.facts.pods.keys().cloned().collect::<Vec<_>>() {
-            let is_in_use = self.facts.is_in_use(&name);
             let Some(pod) = self.facts.pods.get(&name) else {
                 continue;
             };
+            let is_in_use = self.facts.is_in_use(&pod.source);
             match pod.phase {
+                // It serves until another one takes over.
+                PodPhase::Running if pod.is_terminating && pod.is_movable && !pod.is_retired && is_in_use => {}
                 _ if pod.is_terminating => {
                     self.facts.pods.remove(&name);
                     self.next();
                 }
-                Phase::Pending => self.touch_pod(&name, |it| it.phase = Phase::Running),
-                Phase::Running if pod.is_retired && !is_in_use => {
-                    self.touch_pod(&name, |it| it.phase = Phase::Succeeded);
+                PodPhase::Pending => self.touch_pod(&name, |it| it.phase = PodPhase::Running),
+                PodPhase::Running if pod.is_retired && !is_in_use => {
+                    self.touch_pod(&name, |it| it.phase = PodPhase::Succeeded);
                 }
-                Phase::Running | Phase::Succeeded | Phase::Failed | Phase::Unknown => {}
+                PodPhase::Running | PodPhase::Succeeded | PodPhase::Failed | PodPhase::Unknown => {}
             }
         }
         for workload in self.facts.workloads.keys().cloned().collect::<Vec<_>>() {
@@ -231,14 +245,33 @@ impl World {
         before != self.serial
     }
 
+    /// The newest Pod that can serve a source does so; another one that did has moved it there.
+    fn let_node_serve(&mut self, source: &str) {
+        let pods = newest_first(self.facts.pods_of(source), MountpointPod::identity);
+        let is_running = |it: &&&MountpointPod| it.phase == PodPhase::Running && !it.is_retired;
+        let serving = pods.iter().filter(is_running).find(|it| it.is_mounted).map(|it| it.name.clone());
+        let newest = pods.iter().filter(is_running).find(|it| !it.is_terminating).map(|it| it.name.clone());
+        let Some(next) = newest.or_else(|| serving.clone()) else { return };
+        let has_old_mounter = |it: &&&MountpointPod| it.driver_version.as_deref() == Some("1.9");
+        let is_movable = pods.iter().find(|it| it.name == next).is_some_and(|it| !has_old_mounter(&it));
+        let others: Vec<String> =
+            pods.iter().filter(|it| it.name != next && it.is_mounted).map(|it| it.name.clone()).collect();
+        for name in others {
+            self.touch_pod(&name, |it| (it.is_mounted, it.is_movable) = (false, false));
+        }
+        if serving.as_ref() != Some(&next) {
+            self.touch_pod(&next, |it| (it.is_mounted, it.is_movable) = (true, is_movable));
+        }
+    }
+
     /// A workload starts when kubelet found its mount.
     pub fn start_workload(&mut self, workload: &WorkloadUid) -> bool {
-        let is_served = assignment(self.facts.attachments.values(), workload)
-            .and_then(|it| self.facts.pods.get(it.mountpoint_pod))
-            .is_some_and(|it| it.phase == Phase::Running && !it.is_retired);
+        let is_served = assignment(self.facts.attachments.values(), workload).is_some_and(|it| {
+            self.facts.pods_of(it.mountpoint_pod).any(|it| it.phase == PodPhase::Running && !it.is_retired)
+        });
         match self.facts.workloads.get_mut(workload) {
-            Some(life) if is_served && life.activity() == Activity::Starting => {
-                life.phase = Phase::Running;
+            Some(state) if is_served && state.activity() == Activity::Starting => {
+                state.phase = PodPhase::Running;
                 true
             }
             Some(_) | None => false,
@@ -248,10 +281,11 @@ impl World {
     fn new_pod(&mut self, name: &str) -> MountpointPod {
         MountpointPod {
             name: name.to_owned(),
+            source: name.to_owned(),
             uid: format!("pod-{}", self.next()),
             resource_version: self.next().to_string(),
             created_at: at(self.now),
-            ..pod("a", Phase::Pending)
+            ..pod("a", PodPhase::Pending)
         }
     }
 }
@@ -280,8 +314,8 @@ impl Controller {
     /// Decides by its cache, once it has applied what it decided before.
     pub fn decide(&mut self, world: &World) -> Decision {
         let decision = decide(&self.cache.observe(&self.gone), at(world.now));
-        let Decision { specs, pods, deletions, .. } = decision.clone();
-        let steps = specs.into_iter().map(Step::Write).chain(pods.into_iter().map(Step::Pod));
+        let Decision { attachment_writes, pods, deletions, .. } = decision.clone();
+        let steps = attachment_writes.into_iter().map(Step::Write).chain(pods.into_iter().map(Step::Pod));
         self.steps = steps.chain(deletions.into_iter().map(Step::Delete)).collect();
         self.written.clear();
         decision
@@ -303,17 +337,17 @@ impl Controller {
                     self.steps.clear();
                 }
             }
-            Step::Pod(PodStep::Start { name, .. }) => {
-                let pod = world.new_pod(&name);
+            Step::Pod(PodAction::Start { name, source, .. }) => {
+                let pod = MountpointPod { source, ..world.new_pod(&name) };
                 world.facts.pods.entry(name).or_insert(pod);
             }
-            Step::Pod(PodStep::Retire { name, uid, creator }) => {
+            Step::Pod(PodAction::Retire { name, uid, source, creator }) => {
                 let workloads = match creator {
-                    Creator::Ended => &self.cache.workloads,
-                    Creator::Unseen => &world.facts.workloads,
+                    CreatorState::Ended => &self.cache.workloads,
+                    CreatorState::Unseen => &world.facts.workloads,
                 };
                 let fresh = Facts { workloads: workloads.clone(), ..world.facts.clone() };
-                if may_retire(&fresh.observe(&BTreeSet::new()), &name) {
+                if may_retire(&fresh.observe(&BTreeSet::new()), &source) {
                     self.steps.push_front(Step::Annotate { name, uid });
                 }
             }
@@ -327,8 +361,10 @@ impl Controller {
             Step::Delete(Deletion::MountpointPod { name, uid, resource_version }) => {
                 let found = world.facts.pods.get(&name);
                 if let Some(pod) = found.filter(|it| it.uid == uid && it.resource_version == resource_version) {
-                    let never_ran = pod.is_retired && pod.phase == Phase::Pending;
-                    let may_go = pod.phase.is_finished() || never_ran;
+                    let never_ran = pod.is_retired && pod.phase == PodPhase::Pending;
+                    let mut others = world.facts.pods.values().filter(|it| it.source == pod.source && it.uid != uid);
+                    let is_replaced = !pod.is_mounted && others.any(|it| it.is_mounted);
+                    let may_go = pod.phase.is_finished() || never_ran || is_replaced;
                     world.facts.pods.remove(&name);
                     return may_go.then_some(()).ok_or(format!("{name} was deleted while it may serve"));
                 }
@@ -347,8 +383,8 @@ impl Controller {
         Ok(())
     }
 
-    /// A compare-and-swap; `false` if somebody was faster, or if a workload is not what it was believed to be.
-    fn write(&mut self, world: &mut World, write: SpecWrite) -> bool {
+    /// A compare-and-swap; `false` if it was lost, or if a workload is not what it was believed to be.
+    fn write(&mut self, world: &mut World, write: AttachmentWrite) -> bool {
         if write.stale_workloads().any(|it| world.facts.workloads.contains_key(it)) {
             return false;
         }
@@ -359,7 +395,7 @@ impl Controller {
         self.written.insert(write.name().to_owned(), version.clone());
         let attachments = &mut world.facts.attachments;
         match write {
-            SpecWrite::CreateAttachment { name, fields, entries, .. } => {
+            AttachmentWrite::CreateAttachment { name, fields, entries, .. } => {
                 if attachments.contains_key(&name) {
                     return false;
                 }
@@ -367,7 +403,7 @@ impl Controller {
                 attachments.insert(key, Attachment { name, resource_version, is_terminating, fields, entries });
                 true
             }
-            SpecWrite::EditAttachment { name, resource_version, entries, .. } => {
+            AttachmentWrite::EditAttachment { name, resource_version, entries, .. } => {
                 match attachments.get_mut(&name).filter(|it| it.resource_version == resource_version) {
                     Some(attachment) => {
                         attachment.entries = entries;
@@ -382,28 +418,30 @@ impl Controller {
 }
 
 impl Facts {
-    pub fn observe(&self, gone: &BTreeSet<WorkloadUid>) -> Observed {
-        let resident = |(uid, life): (&WorkloadUid, &Life)| Resident {
+    pub fn observe(&self, gone: &BTreeSet<WorkloadUid>) -> ObservedState {
+        let workload = |(uid, state): (&WorkloadUid, &WorkloadState)| PodOnNode {
             uid: uid.clone(),
-            activity: life.activity(),
-            wish: self.need(uid).map(Ok),
+            activity: state.activity(),
+            requirement: self.requirement(uid).map(Ok),
         };
-        Observed {
+        ObservedState {
             persistent_volume: volume_name(),
             driver_version: VERSION.to_owned(),
             volume: VolumeState::Usable,
-            workloads: self.workloads.iter().map(resident).collect(),
+            workloads: self.workloads.iter().map(workload).collect(),
             gone: gone.clone(),
+            elsewhere: Vec::new(),
             attachments: self.attachments.values().cloned().collect(),
             mountpoint_pods: self.pods.values().cloned().collect(),
+            may_upgrade: true,
         }
     }
 
-    fn need(&self, workload: &WorkloadUid) -> Option<Need> {
-        let life = self.workloads.get(workload)?;
+    fn requirement(&self, workload: &WorkloadUid) -> Option<MountRequirement> {
+        let state = self.workloads.get(workload)?;
         let mount_options = format!("--uid={}", self.edits);
-        let fs_group = life.has_fs_group.then(|| "1000".to_owned());
-        Some(need(SharingKey { mount_options, fs_group, ..plain_key() }))
+        let fs_group = state.has_fs_group.then(|| "1000".to_owned());
+        Some(requirement(SharingKey { mount_options, fs_group, ..plain_key() }))
     }
 
     fn is_live(&self, workload: &WorkloadUid) -> bool {
@@ -416,14 +454,18 @@ impl Facts {
         entries.filter(|it| it.workload == *workload).count()
     }
 
+    fn pods_of(&self, source: &str) -> impl Iterator<Item = &MountpointPod> {
+        self.pods.values().filter(move |it| it.source == source)
+    }
+
     fn is_in_use(&self, mountpoint_pod: &str) -> bool {
         let entries = self.attachments.values().filter_map(|it| it.entries.get(mountpoint_pod)).flatten();
-        let activities = entries.filter_map(|it| self.workloads.get(&it.workload)).map(Life::activity);
+        let activities = entries.filter_map(|it| self.workloads.get(&it.workload)).map(WorkloadState::activity);
         activities.into_iter().any(|it| it == Activity::Using)
     }
 }
 
-impl Life {
+impl WorkloadState {
     pub const fn activity(&self) -> Activity {
         Activity::of(self.phase, self.is_terminating)
     }

@@ -1,10 +1,14 @@
-//! What a PV says about the Mountpoint Pods that serve it: resources, service account, cache. Whoever builds the Pod and
-//! whoever gives the engine its options read the same answer here.
+//! What a PV says about the Mountpoint Pods that serve it: resources, service account, cache. The controller, which creates the
+//! Pod, and the node, which passes options to the engine, use the same rules.
+
+mod defaults;
 
 use std::collections::BTreeMap;
 
-use crate::arguments::Arguments;
+use crate::arguments::MountArguments;
 use crate::quantity::Quantity;
+
+pub use self::defaults::DefaultResources;
 
 /// Keys of a PV's `volumeAttributes`.
 pub mod context {
@@ -36,7 +40,7 @@ pub struct PodShape {
     pub limits: Resources,
     /// In the namespace of the Mountpoint Pods; theirs is the default one without it.
     pub service_account: Option<String>,
-    pub cache: Option<Cache>,
+    pub cache: Option<CacheVolume>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,7 +50,7 @@ pub struct Resources {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Cache {
+pub enum CacheVolume {
     EmptyDir { size_limit: Option<Quantity>, medium: Medium },
     Ephemeral { storage_class: String, request: Quantity },
 }
@@ -91,9 +95,9 @@ pub enum InvalidPodShape {
 }
 
 impl PodShape {
-    /// Options that cannot be read are somebody else's complaint: here they ask for nothing.
+    /// Invalid mount options are reported elsewhere; here they count as absent.
     pub fn parse(attributes: &BTreeMap<String, String>, mount_options: &[String]) -> Result<Self, InvalidPodShape> {
-        let arguments = Arguments::parse(mount_options).unwrap_or_default();
+        let arguments = MountArguments::parse(mount_options).unwrap_or_default();
         let read = |key: &'static str| attributes.get(key).map(String::as_str).filter(|it| !it.is_empty());
         let quantity = |key: &'static str| match read(key) {
             None => Ok(None),
@@ -126,8 +130,8 @@ impl PodShape {
             (Some(_), true) => return Err(InvalidPodShape::CacheTwice),
             (None, false) => None,
             // The path of the option means nothing in a Pod.
-            (None, true) => Some(Cache::EmptyDir { size_limit: None, medium: Medium::Disk }),
-            (Some("emptyDir"), false) => Some(Cache::EmptyDir {
+            (None, true) => Some(CacheVolume::EmptyDir { size_limit: None, medium: Medium::Disk }),
+            (Some("emptyDir"), false) => Some(CacheVolume::EmptyDir {
                 size_limit: quantity(context::EMPTY_DIR_SIZE_LIMIT)?,
                 medium: match read(context::EMPTY_DIR_MEDIUM) {
                     None => Medium::Disk,
@@ -137,7 +141,7 @@ impl PodShape {
             }),
             (Some("ephemeral"), false) => {
                 let missing = |key| InvalidPodShape::Missing { key };
-                Some(Cache::Ephemeral {
+                Some(CacheVolume::Ephemeral {
                     storage_class: read(context::EPHEMERAL_STORAGE_CLASS)
                         .ok_or(missing(context::EPHEMERAL_STORAGE_CLASS))?
                         .to_owned(),
@@ -152,7 +156,7 @@ impl PodShape {
     }
 
     /// Gives an engine in such a Pod its cache, and a size that the volume can hold.
-    pub fn set_cache_options(&self, arguments: &mut Arguments) -> Result<(), InvalidPodShape> {
+    pub fn set_cache_options(&self, arguments: &mut MountArguments) -> Result<(), InvalidPodShape> {
         if self.cache.is_some() {
             arguments.set(CACHE_OPTION, Some(CACHE_DIRECTORY));
         }
@@ -164,13 +168,13 @@ impl PodShape {
 
     /// In MiB, if the driver must say it. Memory and ephemeral volumes are file systems of their own: the engine sees how
     /// much room they have.
-    fn cache_size(&self, arguments: &Arguments) -> Result<Option<u128>, InvalidPodShape> {
-        let Some(Cache::EmptyDir { size_limit: Some(limit), medium: Medium::Disk }) = &self.cache else {
+    fn cache_size(&self, arguments: &MountArguments) -> Result<Option<u128>, InvalidPodShape> {
+        let Some(CacheVolume::EmptyDir { size_limit: Some(limit), medium: Medium::Disk }) = &self.cache else {
             return Ok(None);
         };
         let limit_mebibytes = limit.thousandths() / 1000 / (1 << 20);
         let most = limit.thousandths() * CACHE_SHARE_PERCENT / 100 / 1000 / (1 << 20);
-        // What is no number is refused by the engine, in its own words.
+        // The engine rejects what is not a number.
         match arguments.value(MAX_CACHE_SIZE_OPTION).map(str::parse::<u128>) {
             None => Ok(Some(most)),
             Some(Ok(given)) if limit_mebibytes < given => {

@@ -1,15 +1,14 @@
-//! What a request to publish a volume means. It comes in as loose text and leaves as types, or as the first thing that
-//! is wrong with it; nothing behind this door checks again.
+//! Parses a request to publish a volume into checked types, or reports the first problem.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use crate::arguments::{Arguments, InvalidArgument};
+use crate::arguments::{InvalidArgument, MountArguments};
 use crate::bucket::{BucketName, InvalidBucketName};
 use crate::credentials::{InvalidKeys, Keys};
 use crate::endpoint::{EndpointUrl, InvalidEndpointUrl};
 use crate::identifiers::VolumeId;
-use crate::prefix::{InvalidPrefix, Prefix};
+use crate::prefix::{self, InvalidPrefix, Prefix};
 use crate::secret::Secret;
 use crate::sharing::SharingKey;
 use crate::target::{InvalidTargetPath, TargetPath};
@@ -26,7 +25,7 @@ pub mod context {
     pub const SERVICE_ACCOUNT_NAME: &str = "csi.storage.k8s.io/serviceAccount.name";
 }
 
-/// A request as it arrives: nothing in it was checked.
+/// A request as received, unchecked.
 #[derive(Clone, Debug)]
 pub struct RawPublish<'a> {
     pub volume_id: &'a str,
@@ -45,9 +44,24 @@ pub struct RawCapability<'a> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AccessMode {
+    /// `ReadWriteMany`.
     MultiNodeMultiWriter,
+    /// `ReadOnlyMany`.
     MultiNodeReaderOnly,
+    /// `ReadWriteOnce`: any number of Pods on one node.
+    SingleNodeMultiWriter,
+    /// `ReadWriteOncePod`: one Pod in the cluster, which the Kubernetes scheduler enforces as well.
+    SingleNodeSingleWriter,
     Other(String),
+}
+
+/// Whether anything keeps a `ReadWriteOnce` or `ReadWriteOncePod` volume from being used on a second node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SingleNodeVolumes {
+    /// Strategy `pod`: the controller does.
+    Enforced,
+    /// The other strategies know only their own node.
+    Refused,
 }
 
 #[derive(Clone, Debug)]
@@ -63,24 +77,24 @@ pub enum AccessType<'a> {
     Unset,
 }
 
-/// A request we understood.
+/// A checked request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publish {
     pub volume_id: VolumeId,
     pub bucket: BucketName,
     /// Also among the arguments.
     pub prefix: Option<Prefix>,
-    /// `None`: the driver's own.
+    /// `None`: the driver's.
     pub endpoint: Option<EndpointUrl>,
     pub target: TargetPath,
     pub workload_namespace: Option<String>,
     pub service_account: Option<String>,
     /// What this workload may do.
     pub access: Access,
-    /// What anybody may do with this volume on this node.
+    /// What any workload may do with this volume on this node.
     pub volume_access: Access,
     /// The PV's mount options with our defaults, before policy. `--read-only` became `volume_access`.
-    pub arguments: Arguments,
+    pub arguments: MountArguments,
     pub fs_group: Option<String>,
     pub identity: Identity,
 }
@@ -91,21 +105,21 @@ pub enum Access {
     ReadWrite,
 }
 
-/// Who is meant by `authenticationSource`.
+/// The attribute `authenticationSource`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AuthenticationSource {
     Driver,
     Secret,
 }
 
-/// With whose keys the engine talks to S3.
+/// The keys that the engine uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
     Driver,
     Secret(Keys),
 }
 
-/// The first thing that is wrong with a request, and what to do about it.
+/// The first problem of a request, and how to correct it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPublish {
     #[error("Volume ID not provided: set spec.csi.volumeHandle of the PersistentVolume")]
@@ -133,8 +147,8 @@ pub enum InvalidPublish {
     CapabilityMissing,
 
     #[error(
-        "Volume capability not supported: access mode is {mode}; use ReadWriteMany (MULTI_NODE_MULTI_WRITER) or \
-         ReadOnlyMany (MULTI_NODE_READER_ONLY)"
+        "Volume capability not supported: access mode is {mode}; use ReadWriteMany (MULTI_NODE_MULTI_WRITER), \
+         ReadOnlyMany (MULTI_NODE_READER_ONLY), or with strategy pod ReadWriteOnce or ReadWriteOncePod"
     )]
     AccessMode { mode: String },
 
@@ -161,6 +175,9 @@ pub enum InvalidPublish {
         #[source]
         cause: InvalidPrefix,
     },
+
+    #[error("mount option prefix {value:?} is reserved for the driver's metadata; use another prefix")]
+    ReservedPrefix { value: String },
 
     #[error("mount option prefix and volume attribute prefix exclude each other; remove one of them")]
     PrefixTwice,
@@ -227,7 +244,8 @@ impl Publish {
 
         let bucket = bucket.parse().map_err(|cause| InvalidPublish::BucketName { cause })?;
         let target = target_path.parse().map_err(|cause| InvalidPublish::TargetPath { cause })?;
-        let mut arguments = Arguments::parse(mount_flags).map_err(|cause| InvalidPublish::MountOptions { cause })?;
+        let mut arguments =
+            MountArguments::parse(mount_flags).map_err(|cause| InvalidPublish::MountOptions { cause })?;
         refuse_root_as_owner(&arguments)?;
         let volume_access = mode_access.and(take_read_only(&mut arguments)?);
         let access = volume_access.and(if *readonly { Access::ReadOnly } else { Access::ReadWrite });
@@ -268,6 +286,7 @@ impl Publish {
             mount_options: self.arguments.normalised().join("\n"),
             fs_group: self.fs_group.clone(),
             authentication_source: self.identity.source(),
+            secret: None,
             volume_access: self.volume_access,
             // Both identities belong to the volume: the driver's, or that of the Secret the PV names.
             workload_namespace: None,
@@ -276,12 +295,18 @@ impl Publish {
     }
 }
 
+impl AccessMode {
+    pub const fn is_single_node(&self) -> bool {
+        matches!(self, Self::SingleNodeMultiWriter | Self::SingleNodeSingleWriter)
+    }
+}
+
 impl Access {
     pub const fn is_read_only(self) -> bool {
         matches!(self, Self::ReadOnly)
     }
 
-    /// What is left if both must agree.
+    /// The stricter of both.
     pub(crate) const fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::ReadWrite, Self::ReadWrite) => Self::ReadWrite,
@@ -291,6 +316,10 @@ impl Access {
 }
 
 impl AuthenticationSource {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        [Self::Driver, Self::Secret].into_iter().find(|it| it.as_str() == text)
+    }
+
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Driver => "driver",
@@ -323,15 +352,17 @@ impl InvalidPublish {
 
 pub(crate) fn parse_access_mode(mode: Option<&AccessMode>) -> Result<Access, InvalidPublish> {
     match mode {
-        Some(AccessMode::MultiNodeMultiWriter) => Ok(Access::ReadWrite),
+        Some(
+            AccessMode::MultiNodeMultiWriter | AccessMode::SingleNodeMultiWriter | AccessMode::SingleNodeSingleWriter,
+        ) => Ok(Access::ReadWrite),
         Some(AccessMode::MultiNodeReaderOnly) => Ok(Access::ReadOnly),
         Some(AccessMode::Other(mode)) => Err(InvalidPublish::AccessMode { mode: mode.clone() }),
         None => Err(InvalidPublish::AccessMode { mode: "missing".to_owned() }),
     }
 }
 
-/// Read-only is enforced by the kernel, on the source and on the bind: the engine need not know.
-pub(crate) fn take_read_only(arguments: &mut Arguments) -> Result<Access, InvalidPublish> {
+/// The kernel enforces read-only, on the source and on the bind mount: the engine need not know.
+pub(crate) fn take_read_only(arguments: &mut MountArguments) -> Result<Access, InvalidPublish> {
     let values = arguments.remove("--read-only");
     let access = if values.is_empty() { Access::ReadWrite } else { Access::ReadOnly };
     match values.into_iter().flatten().next() {
@@ -340,7 +371,7 @@ pub(crate) fn take_read_only(arguments: &mut Arguments) -> Result<Access, Invali
     }
 }
 
-pub(crate) fn refuse_root_as_owner(arguments: &Arguments) -> Result<(), InvalidPublish> {
+pub(crate) fn refuse_root_as_owner(arguments: &MountArguments) -> Result<(), InvalidPublish> {
     for option in ["--uid", "--gid"] {
         let is_root = |value: &str| value.parse::<u32>() == Ok(0);
         if arguments.values(option).flatten().any(is_root) {
@@ -350,7 +381,8 @@ pub(crate) fn refuse_root_as_owner(arguments: &Arguments) -> Result<(), InvalidP
     Ok(())
 }
 
-pub(crate) fn parse_prefix(text: Option<&str>, arguments: &Arguments) -> Result<Option<Prefix>, InvalidPublish> {
+pub(crate) fn parse_prefix(text: Option<&str>, arguments: &MountArguments) -> Result<Option<Prefix>, InvalidPublish> {
+    refuse_reserved_prefix(arguments)?;
     let Some(text) = text else {
         return Ok(None);
     };
@@ -358,6 +390,14 @@ pub(crate) fn parse_prefix(text: Option<&str>, arguments: &Arguments) -> Result<
         return Err(InvalidPublish::PrefixTwice);
     }
     text.parse().map(Some).map_err(|cause| InvalidPublish::Prefix { cause })
+}
+
+/// The attribute is checked when it is parsed; the mount option takes any text.
+pub(crate) fn refuse_reserved_prefix(arguments: &MountArguments) -> Result<(), InvalidPublish> {
+    match arguments.values("--prefix").flatten().find(|it| prefix::is_reserved(it)) {
+        Some(value) => Err(InvalidPublish::ReservedPrefix { value: value.to_owned() }),
+        None => Ok(()),
+    }
 }
 
 pub(crate) fn parse_endpoint(
@@ -381,14 +421,14 @@ fn parse_fs_group(text: &str) -> Result<Option<u32>, InvalidPublish> {
     text.parse().map(Some).map_err(|_| InvalidPublish::FsGroup { value: text.to_owned() })
 }
 
-/// What users expect without saying so; what they do say wins.
-fn add_defaults(arguments: &mut Arguments, fs_group: Option<u32>) {
-    // The engine refuses group 0, and Pods with fsGroup 0 worked without these defaults before: they still do.
+/// Defaults for what the mount options do not set.
+fn add_defaults(arguments: &mut MountArguments, fs_group: Option<u32>) {
+    // The engine rejects group 0; Pods with fsGroup 0 work without these defaults.
     if let Some(group @ 1..) = fs_group
         && !arguments.has("--gid")
     {
         arguments.set("--gid", Some(&group.to_string()));
-        // The engine refuses both at once, and root alone is what the user asked for.
+        // The engine rejects both at once; the option asks for root alone.
         if !arguments.has("--allow-root") {
             arguments.set_if_absent("--allow-other", None);
         }

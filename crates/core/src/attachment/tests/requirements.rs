@@ -13,10 +13,10 @@ fn workload(claims: &[&str]) -> Workload {
         name: "app".to_owned(),
         service_account: "default".to_owned(),
         node: Some("node".to_owned()),
-        phase: Phase::Pending,
+        phase: PodPhase::Pending,
         is_terminating: false,
         fs_group: None,
-        claims: claims.iter().map(|it| ClaimReference::Claim((*it).to_owned())).collect(),
+        claims: claims.iter().map(|it| ClaimSource::Claim((*it).to_owned())).collect(),
     }
 }
 
@@ -31,24 +31,25 @@ fn claim(name: &str, volume: &str) -> Claim {
     }
 }
 
-fn volume(name: &str, claim: &str) -> Volume {
-    Volume {
+fn volume(name: &str, claim: &str) -> VolumeFacts {
+    VolumeFacts {
         name: name.parse().unwrap(),
         driver: Some(DRIVER.to_owned()),
         handle: "handle".to_owned(),
-        claim: Some(ClaimOf {
+        claim: Some(ClaimRef {
             namespace: "space".to_owned(),
             name: claim.to_owned(),
             uid: Some(format!("uid of {claim}")),
         }),
         mount_options: Vec::new(),
         attributes: BTreeMap::from([("bucketName".to_owned(), "bucket".to_owned())]),
+        secret: None,
         access_mode: Some(AccessMode::MultiNodeMultiWriter),
         pod_problem: None,
     }
 }
 
-fn objects(claims: &[Claim], volumes: &[Volume]) -> Objects {
+fn objects(claims: &[Claim], volumes: &[VolumeFacts]) -> Objects {
     Objects {
         claims: claims.iter().map(|it| ((it.namespace.clone(), it.name.clone()), it.clone())).collect(),
         volumes: volumes.iter().map(|it| (it.name.as_str().to_owned(), it.clone())).collect(),
@@ -58,15 +59,15 @@ fn objects(claims: &[Claim], volumes: &[Volume]) -> Objects {
 /// `expected`: a PV that is ours, or `claim: why it waits`.
 #[track_caller]
 fn check(workload: &Workload, objects: &Objects, expected: &[&str]) {
-    let Uses { ours, waiting } = uses(workload, DRIVER, objects);
+    let RequiredVolumes { ours, unresolved } = required_volumes(workload, DRIVER, objects);
     let mut lines: Vec<String> = ours
         .iter()
-        .map(|(name, wish)| match wish {
+        .map(|(name, requirement)| match requirement {
             Ok(_) => name.to_string(),
             Err(refused) => format!("{name}: {}", Chain(refused)),
         })
         .collect();
-    lines.extend(waiting.iter().map(|(claim, reason)| format!("{claim}: {reason}")));
+    lines.extend(unresolved.iter().map(|(claim, reason)| format!("{claim}: {reason}")));
     assert_eq!(lines, expected);
 }
 
@@ -77,7 +78,7 @@ fn claims_volumes_and_nodes_may_come_in_any_order() {
     let unbound = || Claim { is_bound: false, volume: None, ..claim("data", "pv") };
     let half_bound = Claim { is_bound: false, ..claim("data", "pv") };
     let bound = || [claim("data", "pv")];
-    let unclaimed = || Volume { claim: None, ..volume("pv", "data") };
+    let unclaimed = || VolumeFacts { claim: None, ..volume("pv", "data") };
 
     check(&workload(&["data"]), &objects(&bound(), &[volume("pv", "data")]), &["pv"]);
     check(&unscheduled, &objects(&bound(), &[volume("pv", "data")]), &[]);
@@ -100,8 +101,8 @@ fn claims_volumes_and_nodes_may_come_in_any_order() {
 /// C1 to C4, each with several volumes, other drivers and a mixture; C19 to C21
 #[test]
 fn only_our_volumes_count_and_each_once() {
-    let other = Volume { driver: Some("other.csi".to_owned()), ..volume("pv-2", "logs") };
-    let no_csi = Volume { driver: None, ..volume("pv-3", "disk") };
+    let other = VolumeFacts { driver: Some("other.csi".to_owned()), ..volume("pv-2", "logs") };
+    let no_csi = VolumeFacts { driver: None, ..volume("pv-3", "disk") };
     let objects = objects(
         &[claim("data", "pv-1"), claim("logs", "pv-2"), claim("disk", "pv-3"), claim("more", "pv-4")],
         &[volume("pv-1", "data"), other, no_csi, volume("pv-4", "more")],
@@ -116,10 +117,10 @@ fn only_our_volumes_count_and_each_once() {
 
 #[test]
 fn a_volume_counts_only_if_it_is_bound_back() {
-    let elsewhere = |change: fn(&mut ClaimOf)| {
+    let elsewhere = |change: fn(&mut ClaimRef)| {
         let mut claimed = volume("pv", "data").claim.unwrap();
         change(&mut claimed);
-        objects(&[claim("data", "pv")], &[Volume { claim: Some(claimed), ..volume("pv", "data") }])
+        objects(&[claim("data", "pv")], &[VolumeFacts { claim: Some(claimed), ..volume("pv", "data") }])
     };
     let another = ["data: the claim's PersistentVolume is bound to another claim"];
     check(&workload(&["data"]), &elsewhere(|it| it.namespace = "other".to_owned()), &another);
@@ -130,7 +131,7 @@ fn a_volume_counts_only_if_it_is_bound_back() {
 
 #[test]
 fn a_generic_ephemeral_volume_is_served_if_its_claim_is_the_workloads_own() {
-    let reference = ClaimReference::Ephemeral { volume: "scratch".to_owned() };
+    let reference = ClaimSource::Ephemeral { volume: "scratch".to_owned() };
     let workload = Workload { claims: vec![reference], ..workload(&[]) };
     let own = Claim { owner: Some(uid("a")), ..claim("app-scratch", "pv") };
     check(&workload, &objects(&[own], &[volume("pv", "app-scratch")]), &["pv"]);
@@ -142,20 +143,20 @@ fn a_generic_ephemeral_volume_is_served_if_its_claim_is_the_workloads_own() {
 }
 
 #[track_caller]
-fn need_of(workload: &Workload, volume: Volume) -> Result<Need, String> {
+fn need_of(workload: &Workload, volume: VolumeFacts) -> Result<MountRequirement, String> {
     let objects = objects(&[claim("data", "pv")], &[volume]);
-    let mut uses = uses(workload, DRIVER, &objects);
+    let mut uses = required_volumes(workload, DRIVER, &objects);
     uses.ours.remove(&volume_name()).unwrap().map_err(|it| Chain(&it).to_string())
 }
 
 #[test]
 fn the_key_of_a_volume() {
     let options = |it: &[&str]| it.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
-    let with_options = |it: &[&str]| Volume { mount_options: options(it), ..volume("pv", "data") };
+    let with_options = |it: &[&str]| VolumeFacts { mount_options: options(it), ..volume("pv", "data") };
     let workload = workload(&["data"]);
-    let Need { key, fields } = need_of(&workload, with_options(&["uid=1", "allow-delete"])).unwrap();
+    let MountRequirement { key, fields, .. } = need_of(&workload, with_options(&["uid=1", "allow-delete"])).unwrap();
     assert_eq!(key, plain_key());
-    let expected = Fields { mount_options: "uid=1,allow-delete".to_owned(), ..plain_need().fields };
+    let expected = AttachmentFields { mount_options: "uid=1,allow-delete".to_owned(), ..plain_need().fields };
     assert_eq!(fields, expected);
 
     let reordered = need_of(&workload, with_options(&["--allow-delete", "--uid 1"])).unwrap();
@@ -163,16 +164,16 @@ fn the_key_of_a_volume() {
     let read_only = need_of(&workload, with_options(&["read-only"])).unwrap();
     assert_eq!(read_only.key.volume_access, Access::ReadOnly);
     let readers =
-        Volume { access_mode: Some(AccessMode::MultiNodeReaderOnly), ..with_options(&["uid=1", "allow-delete"]) };
+        VolumeFacts { access_mode: Some(AccessMode::MultiNodeReaderOnly), ..with_options(&["uid=1", "allow-delete"]) };
     assert_eq!(need_of(&workload, readers).unwrap().key, SharingKey { volume_access: Access::ReadOnly, ..plain_key() });
 
     let grouped = Workload { fs_group: Some(1000), ..workload.clone() };
-    let Need { key, fields } = need_of(&grouped, volume("pv", "data")).unwrap();
+    let MountRequirement { key, fields, .. } = need_of(&grouped, volume("pv", "data")).unwrap();
     assert_eq!((key.fs_group.as_deref(), fields.fs_group.as_str()), (Some("1000"), "1000"));
 
     let mut secret = volume("pv", "data");
     secret.attributes.insert("authenticationSource".to_owned(), "secret".to_owned());
-    let Need { key, fields } = need_of(&workload, secret).unwrap();
+    let MountRequirement { key, fields, .. } = need_of(&workload, secret).unwrap();
     assert_eq!(key.authentication_source, AuthenticationSource::Secret);
     assert_eq!(fields.authentication_source.as_deref(), Some("secret"));
 
@@ -180,7 +181,7 @@ fn the_key_of_a_volume() {
     for (key, value) in [("prefix", "team/a"), ("endpointUrl", "http://s3:80"), ("authenticationSource", "secret")] {
         part.attributes.insert(key.to_owned(), value.to_owned());
     }
-    let Need { key, .. } = need_of(&workload, part).unwrap();
+    let MountRequirement { key, .. } = need_of(&workload, part).unwrap();
     assert_eq!(key.prefix.unwrap().as_str(), "team/a/");
     assert_eq!(key.endpoint.unwrap().as_str(), "http://s3:80");
 }
@@ -195,7 +196,7 @@ fn workloads_of_other_namespaces_and_accounts_have_the_same_key() {
 
 #[test]
 fn what_the_node_would_refuse_is_refused_here_in_the_same_words() {
-    let refused = |change: fn(&mut Volume), expected: &str| {
+    let refused = |change: fn(&mut VolumeFacts), expected: &str| {
         let mut volume = volume("pv", "data");
         change(&mut volume);
         assert_eq!(need_of(&workload(&["data"]), volume).unwrap_err(), expected);
@@ -213,7 +214,8 @@ fn what_the_node_would_refuse_is_refused_here_in_the_same_words() {
         |it| it.access_mode = Some(AccessMode::Other("ReadWriteOnce".to_owned())),
         &format!(
             "{publish}Volume capability not supported: access mode is ReadWriteOnce; use ReadWriteMany \
-             (MULTI_NODE_MULTI_WRITER) or ReadOnlyMany (MULTI_NODE_READER_ONLY)"
+             (MULTI_NODE_MULTI_WRITER), ReadOnlyMany (MULTI_NODE_READER_ONLY), or with strategy pod \
+             ReadWriteOnce or ReadWriteOncePod"
         ),
     );
     refused(
@@ -243,7 +245,7 @@ fn what_the_node_would_refuse_is_refused_here_in_the_same_words() {
     );
     refused(
         |it| it.pod_problem = Some("cache type \"disk\" is not known".to_owned()),
-        "no Mountpoint Pod can be made for the volume: cache type \"disk\" is not known",
+        "no Mountpoint Pod can be created for the volume: cache type \"disk\" is not known",
     );
     let grouped = Workload { fs_group: Some(-1), ..workload(&["data"]) };
     assert_eq!(
@@ -253,16 +255,16 @@ fn what_the_node_would_refuse_is_refused_here_in_the_same_words() {
 }
 
 #[test]
-fn a_resident_is_a_workload_as_its_volume_sees_it() {
+fn a_pod_on_the_node_requires_its_volume() {
     let workload = workload(&["data"]);
-    let uses = uses(&workload, DRIVER, &objects(&[claim("data", "pv")], &[volume("pv", "data")]));
-    let resident = Resident::new(&workload, &uses, &volume_name());
-    assert_eq!((resident.uid, resident.activity), (uid("a"), Activity::Starting));
-    assert!(matches!(resident.wish, Some(Ok(_))));
-    assert_eq!(Resident::new(&workload, &uses, &"other".parse().unwrap()).wish, None);
+    let uses = required_volumes(&workload, DRIVER, &objects(&[claim("data", "pv")], &[volume("pv", "data")]));
+    let on_node = PodOnNode::new(&workload, &uses, &volume_name());
+    assert_eq!((on_node.uid, on_node.activity), (uid("a"), Activity::Starting));
+    assert!(matches!(on_node.requirement, Some(Ok(_))));
+    assert_eq!(PodOnNode::new(&workload, &uses, &"other".parse().unwrap()).requirement, None);
 
     assert_eq!(VolumeState::of(None), VolumeState::Missing);
     assert_eq!(VolumeState::of(Some(&volume("pv", "data"))), VolumeState::Usable);
-    let problem = Volume { pod_problem: Some("no".to_owned()), ..volume("pv", "data") };
+    let problem = VolumeFacts { pod_problem: Some("no".to_owned()), ..volume("pv", "data") };
     assert_eq!(VolumeState::of(Some(&problem)), VolumeState::Refused { problem: "no".to_owned() });
 }

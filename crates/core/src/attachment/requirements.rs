@@ -1,9 +1,9 @@
-//! Which of a workload's volumes are ours, and what each of them needs. Claims and PVs may appear in any order: whatever
-//! is missing is waited for, and the next look decides anew.
+//! Which of a workload's volumes are ours, and what each of them requires. Claims and PVs may appear in any order: when
+//! something that was missing appears, the workload is reconciled again.
 
 use std::collections::BTreeMap;
 
-use crate::arguments::Arguments;
+use crate::arguments::MountArguments;
 use crate::bucket::BucketName;
 use crate::identifiers::{PvName, VolumeId, WorkloadUid};
 use crate::policy::{self, PolicyError};
@@ -13,13 +13,13 @@ use crate::publish::{
 };
 use crate::sharing::SharingKey;
 
-use super::facts::{Fields, Workload};
+use super::facts::{AttachmentFields, Workload};
 
 /// How a workload names a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClaimReference {
+pub enum ClaimSource {
     Claim(String),
-    /// A generic ephemeral volume: its claim is made for this workload alone and named after both.
+    /// A generic ephemeral volume: its claim is created for this workload alone and named after both.
     Ephemeral {
         volume: String,
     },
@@ -39,53 +39,64 @@ pub struct Claim {
 
 /// A PV.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Volume {
+pub struct VolumeFacts {
     pub name: PvName,
     /// `None` if it is no CSI volume.
     pub driver: Option<String>,
     pub handle: String,
-    pub claim: Option<ClaimOf>,
+    pub claim: Option<ClaimRef>,
+    /// `namespace/name` of `nodePublishSecretRef`.
+    pub secret: Option<String>,
     pub mount_options: Vec<String>,
     pub attributes: BTreeMap<String, String>,
     /// The first of its access modes: the one that kubelet sends.
     pub access_mode: Option<AccessMode>,
-    /// Why no Mountpoint Pod can be built from its attributes, in the words of whoever builds it.
+    /// Why no Mountpoint Pod can be created from its attributes.
     pub pod_problem: Option<String>,
 }
 
-/// Whom a PV is bound to.
+/// The claim that a PV is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimOf {
+pub struct ClaimRef {
     pub namespace: String,
     pub name: String,
-    /// Missing in a PV that an administrator reserved and nobody claimed yet.
+    /// Missing in a PV that an administrator reserved and that is not claimed yet.
     pub uid: Option<String>,
 }
 
-/// Where claims and PVs are looked up.
-pub trait Catalog {
+/// Looks up claims and PVs.
+pub trait VolumeLister {
     fn claim(&self, namespace: &str, name: &str) -> Option<Claim>;
-    fn volume(&self, name: &str) -> Option<Volume>;
+    fn volume(&self, name: &str) -> Option<VolumeFacts>;
 }
 
-/// A volume that somebody needs on a node, with everything that must be equal to share its source.
+/// A volume that a workload requires on a node, with everything that must be equal to share its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Need {
+pub struct MountRequirement {
     pub key: SharingKey,
-    pub fields: Fields,
+    pub fields: AttachmentFields,
+    pub scope: NodeScope,
 }
 
-/// What a workload uses.
+/// On how many nodes a volume may be used at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeScope {
+    AllNodes,
+    /// `ReadWriteOnce` or `ReadWriteOncePod`.
+    SingleNode,
+}
+
+/// The volumes of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Uses {
+pub struct RequiredVolumes {
     /// Each of our volumes once, however often the workload mounts it.
-    pub ours: BTreeMap<PvName, Result<Need, Refused>>,
-    /// Claims of which nobody can say yet whose they are.
-    pub waiting: BTreeMap<String, Waiting>,
+    pub ours: BTreeMap<PvName, Result<MountRequirement, VolumeRefusal>>,
+    /// Claims that do not lead to a volume yet.
+    pub unresolved: BTreeMap<String, UnresolvedClaim>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Waiting {
+pub enum UnresolvedClaim {
     #[error("the claim does not exist yet")]
     ClaimMissing,
 
@@ -102,9 +113,9 @@ pub enum Waiting {
     VolumeOfAnother,
 }
 
-/// Why a volume is not served, in the same words as the node would say it.
+/// Why a volume is not served, with the same message as the node's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum VolumeRefusal {
     #[error("the volume cannot be published")]
     Publish {
         #[source]
@@ -117,33 +128,33 @@ pub enum Refused {
         cause: PolicyError,
     },
 
-    #[error("no Mountpoint Pod can be made for the volume: {problem}")]
+    #[error("no Mountpoint Pod can be created for the volume: {problem}")]
     MountpointPod { problem: String },
 }
 
-/// What this workload uses, as far as it can be known now. A workload without a node uses nothing yet.
-pub fn uses(workload: &Workload, driver: &str, catalog: &impl Catalog) -> Uses {
-    let mut uses = Uses::default();
+/// The volumes of this workload, as far as they are known now. A workload without a node requires none yet.
+pub fn required_volumes(workload: &Workload, driver: &str, catalog: &impl VolumeLister) -> RequiredVolumes {
+    let mut required = RequiredVolumes::default();
     let Some(node) = &workload.node else {
-        return uses;
+        return required;
     };
     for reference in &workload.claims {
         let name = reference.claim_name(workload);
         match find_volume(workload, reference, &name, catalog) {
             Ok(volume) if volume.driver.as_deref() == Some(driver) => {
-                let need = volume.need(workload, node);
-                uses.ours.insert(volume.name, need);
+                let requirement = volume.requirement(workload, node);
+                required.ours.insert(volume.name, requirement);
             }
             Ok(_) => {}
-            Err(waiting) => {
-                uses.waiting.insert(name, waiting);
+            Err(cause) => {
+                required.unresolved.insert(name, cause);
             }
         }
     }
-    uses
+    required
 }
 
-impl ClaimReference {
+impl ClaimSource {
     /// The name of the claim that is meant.
     pub fn claim_name(&self, workload: &Workload) -> String {
         match self {
@@ -153,10 +164,17 @@ impl ClaimReference {
     }
 }
 
-impl Volume {
-    /// What a workload on this node needs in order to use this volume, or why it cannot.
-    fn need(&self, workload: &Workload, node: &str) -> Result<Need, Refused> {
-        let publish = |cause| Refused::Publish { cause };
+impl VolumeFacts {
+    pub fn scope(&self) -> NodeScope {
+        match &self.access_mode {
+            Some(mode) if mode.is_single_node() => NodeScope::SingleNode,
+            Some(_) | None => NodeScope::AllNodes,
+        }
+    }
+
+    /// What a workload on this node requires to use this volume, or why it cannot.
+    fn requirement(&self, workload: &Workload, node: &str) -> Result<MountRequirement, VolumeRefusal> {
+        let publish = |cause| VolumeRefusal::Publish { cause };
         let attribute = |key: &str| self.attributes.get(key).map(String::as_str).filter(|it| !it.is_empty());
 
         let volume_id: VolumeId = self.handle.parse().map_err(|_| publish(InvalidPublish::VolumeIdMissing))?;
@@ -165,17 +183,17 @@ impl Volume {
             .parse()
             .map_err(|cause| publish(InvalidPublish::BucketName { cause }))?;
         let mode_access = parse_access_mode(self.access_mode.as_ref()).map_err(publish)?;
-        let arguments =
-            Arguments::parse(&self.mount_options).map_err(|cause| publish(InvalidPublish::MountOptions { cause }))?;
+        let arguments = MountArguments::parse(&self.mount_options)
+            .map_err(|cause| publish(InvalidPublish::MountOptions { cause }))?;
         refuse_root_as_owner(&arguments).map_err(publish)?;
         let option_access = take_read_only(&mut arguments.clone()).map_err(publish)?;
-        policy::apply(arguments.clone(), "").map_err(|cause| Refused::MountOptions { cause })?;
+        policy::apply(arguments.clone(), "").map_err(|cause| VolumeRefusal::MountOptions { cause })?;
         let prefix = parse_prefix(attribute(context::PREFIX), &arguments).map_err(publish)?;
         let authentication_source = parse_source(attribute(context::AUTHENTICATION_SOURCE)).map_err(publish)?;
         let endpoint = parse_endpoint(attribute(context::ENDPOINT_URL), authentication_source).map_err(publish)?;
         let fs_group = parse_fs_group(workload.fs_group).map_err(publish)?;
         if let Some(problem) = &self.pod_problem {
-            return Err(Refused::MountpointPod { problem: problem.clone() });
+            return Err(VolumeRefusal::MountpointPod { problem: problem.clone() });
         }
 
         let key = SharingKey {
@@ -188,19 +206,20 @@ impl Volume {
             mount_options: arguments.normalised().join("\n"),
             fs_group,
             authentication_source,
+            secret: self.secret.clone().filter(|_| authentication_source == AuthenticationSource::Secret),
             volume_access: mode_access.and(option_access),
-            // Both identities belong to the volume: the driver's, or that of the Secret the PV names.
+            // Both identities belong to the volume: the driver's, or that of the Secret that the PV names.
             workload_namespace: None,
             service_account: None,
         };
-        Ok(Need::new(key, self.name.clone(), &self.mount_options))
+        Ok(MountRequirement::new(key, self.name.clone(), &self.mount_options, self.scope()))
     }
 }
 
-impl Need {
+impl MountRequirement {
     /// The fields of an attachment for this key.
-    pub fn new(key: SharingKey, persistent_volume: PvName, mount_options: &[String]) -> Self {
-        let fields = Fields {
+    pub fn new(key: SharingKey, persistent_volume: PvName, mount_options: &[String], scope: NodeScope) -> Self {
+        let fields = AttachmentFields {
             node: key.node.clone(),
             persistent_volume,
             volume_id: key.volume_id.clone(),
@@ -210,27 +229,27 @@ impl Need {
             workload_namespace: key.workload_namespace.clone(),
             service_account: key.service_account.clone(),
         };
-        Self { key, fields }
+        Self { key, fields, scope }
     }
 }
 
 fn find_volume(
     workload: &Workload,
-    reference: &ClaimReference,
+    reference: &ClaimSource,
     name: &str,
-    catalog: &impl Catalog,
-) -> Result<Volume, Waiting> {
-    let claim = catalog.claim(&workload.namespace, name).ok_or(Waiting::ClaimMissing)?;
+    catalog: &impl VolumeLister,
+) -> Result<VolumeFacts, UnresolvedClaim> {
+    let claim = catalog.claim(&workload.namespace, name).ok_or(UnresolvedClaim::ClaimMissing)?;
     // A claim that happens to have the name of an ephemeral one must not be mounted in its place.
-    if matches!(reference, ClaimReference::Ephemeral { .. }) && claim.owner.as_ref() != Some(&workload.uid) {
-        return Err(Waiting::ClaimOfAnother);
+    if matches!(reference, ClaimSource::Ephemeral { .. }) && claim.owner.as_ref() != Some(&workload.uid) {
+        return Err(UnresolvedClaim::ClaimOfAnother);
     }
     let volume = claim.volume.as_deref().filter(|it| claim.is_bound && !it.is_empty());
-    let volume = catalog.volume(volume.ok_or(Waiting::ClaimNotBound)?).ok_or(Waiting::VolumeMissing)?;
+    let volume = catalog.volume(volume.ok_or(UnresolvedClaim::ClaimNotBound)?).ok_or(UnresolvedClaim::VolumeMissing)?;
     let is_bound_back = volume.claim.as_ref().is_some_and(|it| {
         it.namespace == claim.namespace && it.name == claim.name && it.uid.as_ref().is_none_or(|uid| *uid == claim.uid)
     });
-    if is_bound_back { Ok(volume) } else { Err(Waiting::VolumeOfAnother) }
+    if is_bound_back { Ok(volume) } else { Err(UnresolvedClaim::VolumeOfAnother) }
 }
 
 fn parse_source(text: Option<&str>) -> Result<AuthenticationSource, InvalidPublish> {
