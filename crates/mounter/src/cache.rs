@@ -1,7 +1,7 @@
-//! The disk cache of an engine: a fresh directory each, removed when the engine has ended.
+//! The disk cache of an engine: a new directory each, removed when the engine has exited.
 //!
-//! Two engines must never share one (an engine empties its cache when it starts), and the user's own path means nothing inside
-//! a mounter.
+//! Engines must not share one, because an engine empties its cache when it starts, and the path of the user does not exist
+//! inside of a mounter.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -9,8 +9,10 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use s3csi_core::Chain;
+use s3csi_supervisor::log;
+
 use crate::directory::Directory;
-use crate::log::{self, Chain};
 
 /// Where the caches of this mounter are.
 #[derive(Debug)]
@@ -21,26 +23,25 @@ pub struct Caches {
 
 /// The cache of one engine; removed when dropped.
 #[derive(Debug)]
-pub struct Cache {
+pub struct CacheDirectory {
     path: PathBuf,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    #[error("failed to make a cache directory in {base:?}")]
+    #[error("failed to create a cache directory in {base:?}")]
     Create {
         base: PathBuf,
         #[source]
         cause: io::Error,
     },
 
-    #[error("cache directory {base:?} belongs to somebody else")]
+    #[error("cache directory {base:?} belongs to another user")]
     Foreign { base: PathBuf },
 }
 
 impl Caches {
-    /// Removes what a killed predecessor has left: whoever holds the lock on the mounter's directory is the only one who uses
-    /// the base that is named after it.
+    /// Removes the caches of a killed mounter. The base is named after the mounter's directory, whose lock we hold.
     pub fn open(root: &Path, directory: &Directory) -> io::Result<Self> {
         let status = rustix::fs::fstat(directory)?;
         let base = root.join(format!("mountpoint-s3-cache-{:x}-{:x}", status.st_dev, status.st_ino));
@@ -48,7 +49,7 @@ impl Caches {
         Ok(Self { base, next: AtomicU64::new(0) })
     }
 
-    pub fn create(&self) -> Result<Cache, CacheError> {
+    pub fn create(&self) -> Result<CacheDirectory, CacheError> {
         let failed = |cause| CacheError::Create { base: self.base.clone(), cause };
         let mut builder = DirBuilder::new();
         builder.mode(0o700);
@@ -57,13 +58,13 @@ impl Caches {
             Ok(()) | Err(_) => {}
         }
         let metadata = std::fs::symlink_metadata(&self.base).map_err(failed)?;
-        // The root may be a directory everybody can write to.
+        // The root may be world-writable.
         if !metadata.is_dir() || metadata.uid() != rustix::process::geteuid().as_raw() {
             return Err(CacheError::Foreign { base: self.base.clone() });
         }
         let path = self.base.join(self.next.fetch_add(1, Ordering::Relaxed).to_string());
         builder.create(&path).map_err(failed)?;
-        Ok(Cache { path })
+        Ok(CacheDirectory { path })
     }
 
     /// Removes the base if no cache is left in it.
@@ -72,13 +73,13 @@ impl Caches {
     }
 }
 
-impl Cache {
+impl CacheDirectory {
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-impl Drop for Cache {
+impl Drop for CacheDirectory {
     fn drop(&mut self) {
         remove(&self.path);
     }
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_predecessor_left_is_removed() {
+    fn leftovers_of_a_killed_mounter_are_removed() {
         let place = tempfile::tempdir().unwrap();
         let root = tempfile::tempdir().unwrap();
         let directory = Directory::open(place.path()).unwrap();

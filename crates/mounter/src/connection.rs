@@ -1,7 +1,7 @@
-//! One connection from its request to the end of its engine: what is answered, and what is written beside the socket.
+//! Handles one connection from its request to the exit of its engine: answers, and writes the error file.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
@@ -9,40 +9,41 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::net::SendFlags;
-use rustix::process::Signal;
+use s3csi_core::Chain;
+use s3csi_handoff::{
+    self as handoff, Answer, ERROR_FILE, EXIT_FILE, EngineFailure, InvalidSourceName, MountRequest, ReceiveLimits,
+    ReceivedMount, Request, SourceName, send_answer,
+};
+use s3csi_supervisor::{
+    self as supervisor, CaBundle, EngineExit, InvalidRequest, Launch, MountDescriptors, MountResources, MountSpec,
+    Outcome, StartError, Stream, SupervisorConfig, SupervisorHandle, TakeoverTrigger, log, shorten,
+};
 
-use crate::cache::{Cache, CacheError, Caches};
+use crate::cache::{CacheDirectory, CacheError, Caches};
+use crate::commands;
 use crate::directory::Directory;
-use crate::engine::{Ended, StartError, Stream};
-use crate::handoff::{self, Answer, InvalidSourceName, MountRequest, ReceiveLimits, Request, SourceName, StopRequest};
-use crate::keeper::{self, Finished, Keeping, Post};
-use crate::launch::{InvalidRequest, Launch};
-use crate::log::{self, Chain};
-use crate::output::shorten;
-use crate::slots::{Attendance, Refused, RunningEngine, Slot, Slots};
-use crate::{ERROR_FILE, EXIT_FILE};
+use crate::registry::{ConnectionGuard, EngineEntry, EngineRegistration, EngineRegistry, Rejected};
+use crate::subscribers::Subscribers;
 
-/// What all connections share.
+/// Shared by all connections.
 #[derive(Debug)]
-pub struct House {
+pub struct Context {
     pub directory: Arc<Directory>,
     pub engine: PathBuf,
     pub caches: Caches,
-    /// Whom engines trust, if not whom everybody does.
-    pub ca_bundle: Option<PathBuf>,
-    pub slots: Arc<Slots>,
+    /// The CA bundle of engines, if not that of the system.
+    pub ca_bundle: Option<CaBundle>,
+    pub registry: Arc<EngineRegistry>,
     pub receive_timeout: Duration,
-    /// In a Mountpoint Pod the end of the one engine can be the end of the mounter.
-    pub life: Life,
-    pub keeping: Option<Keeping>,
+    pub mode: Mode,
+    pub supervisor: Option<SupervisorConfig>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
-    /// Ends when the node has asked for it and the engine has ended: a Mountpoint Pod.
+pub enum Mode {
+    /// In a Mountpoint Pod: the mounter exits with its engine if the node plugin has requested it by `mount.exit`.
     OneSource,
-    /// Serves sources as they come and go.
+    /// Serves all sources of a node as they come and go.
     ManySources,
 }
 
@@ -53,7 +54,13 @@ enum RunError {
     Source(InvalidSourceName),
 
     #[error(transparent)]
-    Refused(Refused),
+    Rejected(Rejected),
+
+    #[error("failed to create the control of the engine")]
+    Handle {
+        #[source]
+        cause: io::Error,
+    },
 
     #[error("the directory of source {name} cannot be opened in {directory:?}")]
     Directory {
@@ -73,223 +80,196 @@ enum RunError {
     Start(StartError),
 }
 
-/// A source whose engine is about to run or runs, and where its files are.
-struct Place {
-    slot: Slot,
+/// A source that is served, and the directory of its files.
+struct Source {
+    registration: EngineRegistration,
     directory: Directory,
 }
 
-/// A healthy engine ends within milliseconds when its mount is gone.
-const END_TIME: Duration = Duration::from_secs(5);
-
-/// Only a process that the kernel itself keeps outlives this.
-const KILL_TIME: Duration = Duration::from_secs(2);
-
-/// Attends to one connection until it has nothing more to say.
-pub fn attend(house: &House, stream: &UnixStream, mut attendance: Attendance) {
-    let limits = ReceiveLimits::until(Instant::now() + house.receive_timeout);
-    let received = handoff::receive(stream, limits);
-    match received {
-        Ok(Request::Mount(request, fuse)) => {
-            attendance.end_handshake();
-            run(house, stream, request, fuse);
+/// Handles one connection until its last answer.
+pub fn handle(context: &Context, stream: UnixStream, mut guard: ConnectionGuard) {
+    let limits = ReceiveLimits::until(Instant::now() + context.receive_timeout);
+    match handoff::receive(&stream, limits) {
+        Ok(Request::Mount(mount)) => {
+            guard.end_handshake();
+            run(context, stream, mount);
         }
-        // Counts as a handshake while it waits: that bounds how many there can be.
-        Ok(Request::Stop(request)) => {
-            let last_words = stop(house, &request);
-            attendance.end_handshake();
-            answer(stream, &last_words);
-        }
+        // Counts as a handshake while it waits, which bounds their number.
+        Ok(Request::Command(command)) => commands::execute(context, stream, &command),
         Err(error) => {
-            log::warn("mount request not understood", &[("error", &Chain(&error))]);
-            answer(stream, &failed(&Chain(&error).to_string()));
+            log::warn("invalid mount request", &[("error", &Chain(&error))]);
+            send_answer(&stream, &failed(&Chain(&error).to_string()), &[]);
         }
     }
 }
 
-fn run(house: &House, stream: &UnixStream, request: MountRequest, fuse: OwnedFd) {
+fn run(context: &Context, stream: UnixStream, mount: ReceivedMount) {
+    let ReceivedMount { request, fuse, state } = mount;
     let bucket = request.bucket_name.clone();
     let label = request.source.clone().unwrap_or_default();
     log::info("mount request received", &[("source", &label), ("request", &format_args!("{request:?}"))]);
 
-    // When this is back, a refused descriptor is closed and its slot is free: the node may act on the answer at once.
-    let started = find_place(house, &request).and_then(|place| serve(house, stream, place, request, fuse));
-    let (place, finished, cache) = match started {
-        Ok(started) => started,
+    let takeover = if request.wait { TakeoverTrigger::OnRequest } else { TakeoverTrigger::Immediate };
+    let descriptors = match state {
+        None => MountDescriptors::New { fuse },
+        Some(state) => MountDescriptors::Resumed { resources: MountResources { fuse, state }, takeover },
+    };
+    let reply = stream.try_clone();
+    // When this returns, a rejected descriptor is closed and its registration removed: the node plugin may retry at once.
+    let served = register(context, stream, request).and_then(|source| serve(context, source, descriptors));
+    let (source, outcome, cache) = match served {
+        Ok(served) => served,
         Err(error) => {
             log::warn("engine not started", &[("source", &label), ("bucket", &bucket), ("error", &Chain(&error))]);
-            return answer(stream, &failed(&Chain(&error).to_string()));
+            if let Ok(stream) = reply {
+                send_answer(&stream, &failed(&Chain(&error).to_string()), &[]);
+            }
+            return;
         }
     };
-    let last_words = judge(finished.ended, finished.was_ready);
-    log::info("engine ended", &[("source", &label), ("bucket", &bucket), ("answer", &last_words.to_line().trim_end())]);
+    let last_answer = final_answer(outcome);
+    log::info(
+        "engine exited",
+        &[("source", &label), ("bucket", &bucket), ("answer", &last_answer.to_line().trim_end())],
+    );
 
-    if let Answer::Failed { error } = &last_words {
-        place.write_error(error);
+    if let Answer::Failed { error, .. } = &last_answer {
+        source.write_error(error);
     }
-    place.leave(house.life);
-    // After the slot was given back: the node may send the next request for this source as soon as it has read this.
-    answer(stream, &last_words);
+    let engine = Arc::clone(source.registration.engine());
+    source.remove(context.mode);
+    // Last: the node plugin may send the next request for this source as soon as it has read this.
+    engine.subscribers.report(&last_answer, &[]);
     drop(cache);
 }
 
-fn find_place(house: &House, request: &MountRequest) -> Result<Place, RunError> {
-    let source: Option<SourceName> = request.source.as_deref().map(str::parse).transpose().map_err(RunError::Source)?;
-    if house.life == Life::OneSource
-        && let Some(before) = house.slots.find(source.as_ref())
+fn register(context: &Context, stream: UnixStream, request: MountRequest) -> Result<Source, RunError> {
+    let name: Option<SourceName> = request.source.as_deref().map(str::parse).transpose().map_err(RunError::Source)?;
+    if context.mode == Mode::OneSource
+        && let Some(previous) = context.registry.find(name.as_ref())
     {
-        // The node sends a request only when nothing is mounted: whoever serves still has not noticed that yet.
-        let _ = end(house, &before);
+        // The node plugin sends a request only when nothing is mounted: the previous engine has not noticed that yet.
+        let _ = commands::end(context, &previous);
     }
-    let slot = house.slots.reserve(source).map_err(RunError::Refused)?;
-    let directory = house.directory.of(slot.source()).map_err(|cause| RunError::Directory {
-        name: request.source.clone().unwrap_or_default(),
-        directory: house.directory.path().to_owned(),
+    let handle = SupervisorHandle::new().map_err(|cause| RunError::Handle { cause })?;
+    let engine = EngineEntry { handle, subscribers: Subscribers::new(stream), request };
+    let registration = context.registry.register(name, engine).map_err(RunError::Rejected)?;
+    let directory = context.directory.of(registration.source()).map_err(|cause| RunError::Directory {
+        name: registration.label().to_owned(),
+        directory: context.directory.path().to_owned(),
         cause,
     })?;
-    let place = Place { slot, directory };
-    // The words of an earlier engine must not be taken for those of this one.
-    if let Err(cause) = place.directory.remove(ERROR_FILE) {
-        log::warn("old error not removed", &[("directory", &place.directory.path().display()), ("error", &cause)]);
+    let source = Source { registration, directory };
+    // The error of an earlier engine must not be taken for one of this engine.
+    if let Err(cause) = source.directory.remove(ERROR_FILE) {
+        let directory = source.directory.path().display();
+        log::warn("old error file not removed", &[("directory", &directory), ("error", &cause)]);
     }
-    Ok(place)
+    Ok(source)
 }
 
-/// Serves the mount until it has ended.
+/// Serves the mount until it ends.
 fn serve(
-    house: &House,
-    stream: &UnixStream,
-    place: Place,
-    request: MountRequest,
-    fuse: OwnedFd,
-) -> Result<(Place, Finished, Option<Cache>), RunError> {
+    context: &Context,
+    source: Source,
+    descriptors: MountDescriptors,
+) -> Result<(Source, Outcome, Option<CacheDirectory>), RunError> {
     let serve = || {
-        let launch = Launch::try_from(request).map_err(RunError::Request)?.trusting(house.ca_bundle.as_deref());
-        let cache = launch.wants_cache().then(|| house.caches.create()).transpose().map_err(RunError::Cache)?;
-        let post = Post {
-            program: &house.engine,
+        let EngineEntry { handle, subscribers, request } = &**source.registration.engine();
+        let launch = Launch::try_from(request.clone()).map_err(RunError::Request)?;
+        let launch = launch.with_ca_bundle(context.ca_bundle.as_ref());
+        let cache = launch.wants_cache().then(|| context.caches.create()).transpose().map_err(RunError::Cache)?;
+        let spec = MountSpec {
+            program: &context.engine,
             launch: &launch,
-            cache: cache.as_ref().map(Cache::path),
-            slot: &place.slot,
-            keeping: house.keeping,
+            cache: cache.as_ref().map(CacheDirectory::path),
+            label: source.registration.label(),
+            handle,
+            config: context.supervisor,
+            is_held: request.hold,
         };
-        let mut tell = |news: &Answer| answer(stream, news);
-        let mut relay = |kind: Stream, line: &[u8]| relay(kind, place.slot.source(), line);
-        let finished = keeper::run(&post, fuse, &mut tell, &mut relay).map_err(RunError::Start)?;
-        Ok((finished, cache))
+        let mut report = |event: &Answer| match (event, handle.resources()) {
+            (Answer::Held { .. }, Some(resources)) => subscribers.report(event, &[resources.state.as_fd()]),
+            _ => subscribers.report(event, &[]),
+        };
+        let mut relay = |stream: Stream, line: &[u8]| relay(stream, source.registration.source(), line);
+        let outcome = supervisor::run(&spec, descriptors, &mut report, &mut relay).map_err(RunError::Start)?;
+        Ok((outcome, cache))
     };
     match serve() {
-        Ok((finished, cache)) => Ok((place, finished, cache)),
+        Ok((outcome, cache)) => Ok((source, outcome, cache)),
         Err(error) => {
-            place.write_error(&Chain(&error).to_string());
+            source.write_error(&Chain(&error).to_string());
             Err(error)
         }
     }
 }
 
-/// Sees to it that no engine serves a source whose mount is gone. An engine ends with its mount; one that is frozen cannot.
-fn stop(house: &House, request: &StopRequest) -> Answer {
-    let source: SourceName = match request.stop.parse() {
-        Ok(source) => source,
-        Err(error) => return failed(&Chain(&error).to_string()),
-    };
-    let exited = |signal: Option<Signal>| Answer::Exited {
-        code: signal.is_none().then_some(0),
-        signal: signal.map(Signal::as_raw),
-        error: String::new(),
-    };
-    let Some(engine) = house.slots.find(Some(&source)) else { return exited(None) };
-    match end(house, &engine) {
-        End::ByItself => exited(None),
-        End::Killed => exited(Some(Signal::KILL)),
-        End::Not => failed(&format!("the engine of source {source} could not be ended")),
-    }
-}
-
-/// How an engine ended whose mount is gone.
-enum End {
-    ByItself,
-    Killed,
-    Not,
-}
-
-fn end(house: &House, engine: &RunningEngine) -> End {
-    if house.slots.wait_until_gone(engine, END_TIME) {
-        return End::ByItself;
-    }
-    log::warn("engine killed: its mount is gone, but it did not end", &[("source", &engine.label())]);
-    house.slots.kill(engine);
-    if house.slots.wait_until_gone(engine, KILL_TIME) { End::Killed } else { End::Not }
-}
-
-impl Place {
-    /// Older nodes do not read answers; this file is how they learn of a failure.
+impl Source {
+    /// Older node plugins do not read answers but this file.
     fn write_error(&self, error: &str) {
         if let Err(cause) = self.directory.write(ERROR_FILE, shorten(error).as_bytes()) {
             let directory = self.directory.path().display();
-            log::warn("error not written", &[("directory", &directory), ("error", &cause)]);
+            log::warn("error file not written", &[("directory", &directory), ("error", &cause)]);
         }
     }
 
-    fn leave(self, life: Life) {
-        match life {
-            Life::OneSource if self.directory.has(EXIT_FILE) => self.slot.end(),
-            Life::OneSource | Life::ManySources => drop(self.slot),
+    fn remove(self, mode: Mode) {
+        match mode {
+            Mode::OneSource if self.directory.has(EXIT_FILE) => self.registration.shut_down(),
+            Mode::OneSource | Mode::ManySources => drop(self.registration),
         }
     }
 }
 
 /// The last answer about an engine.
-fn judge(ended: Ended, is_ready: bool) -> Answer {
-    let Ended { status, stderr } = ended;
+fn final_answer(outcome: Outcome) -> Answer {
+    let Outcome { exit: EngineExit { status, stderr }, was_ready, is_released } = outcome;
+    if is_released {
+        return Answer::Released;
+    }
     let status = match status {
         Ok(status) => status,
         Err(cause) => {
-            log::warn("end of the engine unknown", &[("error", &cause)]);
+            log::warn("exit status of the engine unknown", &[("error", &cause)]);
             return Answer::Exited { code: None, signal: None, error: stderr };
         }
     };
-    if is_ready || status.success() {
-        return Answer::Exited { code: status.code(), signal: status.signal(), error: stderr };
+    if was_ready || status.success() {
+        let error = EngineFailure::from_error_output(&stderr).message;
+        return Answer::Exited { code: status.code(), signal: status.signal(), error };
     }
-    if stderr.is_empty() { failed(&silent_end(status)) } else { failed(&stderr) }
+    if stderr.is_empty() {
+        return failed(&silent_exit(status));
+    }
+    let EngineFailure { code, message } = EngineFailure::from_error_output(&stderr);
+    Answer::Failed { error: shorten(&message), code: Some(code) }
 }
 
-fn silent_end(status: ExitStatus) -> String {
+fn silent_exit(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
-        (Some(code), _) => format!("the engine ended with code {code} before it served the mount and gave no reason"),
-        (None, Some(signal)) => format!("the engine was ended by signal {signal} before it served the mount"),
-        (None, None) => "the engine ended before it served the mount".to_owned(),
-    }
-}
-
-fn failed(error: &str) -> Answer {
-    Answer::Failed { error: shorten(error) }
-}
-
-/// The peer may be gone, or may be an older node that never reads: neither is our concern, so this never waits.
-fn answer(stream: &UnixStream, answer: &Answer) {
-    let line = answer.to_line();
-    let mut rest = line.as_bytes();
-    while !rest.is_empty() {
-        match rustix::net::send(stream, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(sent) => rest = &rest[sent..],
-            Err(rustix::io::Errno::INTR) => {}
-            Err(_) => return,
+        (Some(code), _) => {
+            format!("the engine exited with code {code} before it served the mount, without an error message")
         }
+        (None, Some(signal)) => format!("the engine was killed by signal {signal} before it served the mount"),
+        (None, None) => "the engine exited before it served the mount".to_owned(),
     }
 }
 
-/// What the engine says goes where we write, marked with its source when there are several.
-fn relay(kind: Stream, source: Option<&SourceName>, line: &[u8]) {
+pub fn failed(error: &str) -> Answer {
+    Answer::Failed { error: shorten(error), code: None }
+}
+
+/// Writes a line of an engine to our own output, marked with its source if there are several.
+fn relay(stream: Stream, source: Option<&SourceName>, line: &[u8]) {
     let mut marked = Vec::with_capacity(line.len() + 64);
     if let Some(source) = source {
         marked.extend_from_slice(format!("[{source}] ").as_bytes());
     }
     marked.extend_from_slice(line);
     marked.push(b'\n');
-    // A reader that went away must not end the engine.
-    let _ = match kind {
+    // A closed stream must not end the engine.
+    let _ = match stream {
         Stream::Stdout => io::Write::write_all(&mut io::stdout().lock(), &marked),
         Stream::Stderr => io::Write::write_all(&mut io::stderr().lock(), &marked),
     };
@@ -297,21 +277,27 @@ fn relay(kind: Stream, source: Option<&SourceName>, line: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use s3csi_core::FailureCode;
+
     use super::*;
 
     const CODE_1: i32 = 1 << 8;
     const KILLED: i32 = 9;
 
     #[test]
-    fn an_engine_that_never_served_has_failed_in_its_own_words() {
-        check(CODE_1, "no such bucket", false, &failed("no such bucket"));
-        let silent = "the engine ended with code 1 before it served the mount and gave no reason";
+    fn an_engine_that_never_served_has_failed() {
+        let not_found = |error: &str| Answer::Failed { error: error.into(), code: Some(FailureCode::NoSuchBucket) };
+        check(CODE_1, "NoSuchBucket", false, &not_found("NoSuchBucket"));
+        let line = r#"{"code":"no-such-bucket","message":"gone"}"#;
+        check(CODE_1, &format!("a warning\n{line}"), false, &not_found("gone"));
+        check(CODE_1, line, true, &exited(Some(1), None, "gone"));
+        let silent = "the engine exited with code 1 before it served the mount, without an error message";
         check(CODE_1, "", false, &failed(silent));
-        check(KILLED, "", false, &failed("the engine was ended by signal 9 before it served the mount"));
+        check(KILLED, "", false, &failed("the engine was killed by signal 9 before it served the mount"));
     }
 
     #[test]
-    fn an_engine_that_served_or_left_in_peace_has_exited() {
+    fn an_engine_that_served_or_succeeded_has_exited() {
         check(0, "", false, &exited(Some(0), None, ""));
         check(0, "bye", true, &exited(Some(0), None, "bye"));
         check(CODE_1, "oh", true, &exited(Some(1), None, "oh"));
@@ -319,9 +305,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(status: i32, stderr: &str, is_ready: bool, expected: &Answer) {
-        let ended = Ended { status: Ok(ExitStatus::from_raw(status)), stderr: stderr.to_owned() };
-        assert_eq!(&judge(ended, is_ready), expected);
+    fn check(status: i32, stderr: &str, was_ready: bool, expected: &Answer) {
+        let exit = EngineExit { status: Ok(ExitStatus::from_raw(status)), stderr: stderr.to_owned() };
+        let outcome = Outcome { exit, was_ready, is_released: false };
+        assert_eq!(&final_answer(outcome), expected);
     }
 
     fn exited(code: Option<i32>, signal: Option<i32>, error: &str) -> Answer {

@@ -1,5 +1,5 @@
-//! Files in the directory of the mounter or of one source. Names are opened beneath a directory that is held open, and links
-//! are never followed.
+//! Files in the directory of the mounter or of one source. Opens names relative to a directory descriptor and never follows
+//! links.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
-
-use crate::handoff::SourceName;
+use s3csi_handoff::SourceName;
 
 /// A directory that is held open.
 #[derive(Debug)]
@@ -19,13 +18,13 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Here links are followed: this is the path the operator gave us.
+    /// Follows links: the path comes from the command line.
     pub fn open(path: &Path) -> io::Result<Self> {
         let descriptor = rustix::fs::openat(CWD, path, FLAGS, Mode::empty())?;
         Ok(Self { descriptor, path: path.to_owned() })
     }
 
-    /// The directory that belongs to a source: a sub-directory that the node has made, or this one itself.
+    /// The directory of a source: a sub-directory made by the node plugin, or this one.
     pub fn of(&self, source: Option<&SourceName>) -> io::Result<Self> {
         let Some(name) = source else {
             return Ok(Self { descriptor: self.descriptor.try_clone()?, path: self.path.clone() });
@@ -53,7 +52,7 @@ impl Directory {
     /// Writes a file that only its owner (and root) may read. It appears whole or not at all and replaces what has its name.
     pub fn write(&self, name: &str, contents: &[u8]) -> io::Result<()> {
         let draft = format!(".{name}.{}", DRAFTS.fetch_add(1, Ordering::Relaxed));
-        // Left behind by an earlier process that was killed right here.
+        // A killed process may have left it.
         self.remove(&draft)?;
         let result = self.write_draft(&draft, contents).and_then(|()| {
             rustix::fs::renameat(&self.descriptor, draft.as_str(), &self.descriptor, name)?;
@@ -80,7 +79,7 @@ impl AsFd for Directory {
 
 const FLAGS: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// Makes the names of drafts unique within this process; the mounter's lock makes it the only process here.
+/// Makes the names of drafts unique in this process, the only one here due to the lock on the directory.
 static DRAFTS: AtomicU64 = AtomicU64::new(0);
 
 #[cfg(test)]

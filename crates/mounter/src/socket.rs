@@ -1,4 +1,4 @@
-//! The listening socket in the mounter's directory: made once, never taken from a living mounter, removed at the end.
+//! The listening socket in the mounter's directory: never taken from a running mounter, removed at exit.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -10,11 +10,11 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use s3csi_handoff::SOCKET;
+use s3csi_handoff::{self as handoff, ConnectError};
+use s3csi_supervisor::log;
 
-use crate::SOCKET;
 use crate::directory::Directory;
-use crate::handoff::{self, ConnectError};
-use crate::log;
 
 /// The socket; its file is removed when dropped.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub enum ListenError {
     #[error("{path:?} is not a socket")]
     NotASocket { path: PathBuf },
 
-    #[error("failed to look whether another mounter listens on {path:?}")]
+    #[error("failed to find out whether another mounter listens on {path:?}")]
     Probe {
         path: PathBuf,
         #[source]
@@ -49,7 +49,7 @@ pub enum ListenError {
 /// Nodes connect in bursts when many workloads start at once.
 const BACKLOG: i32 = 512;
 
-/// A living mounter takes a connection at once; one whose queue is full lives, too.
+/// A running mounter accepts at once; one with a full queue is running, too.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Socket {
@@ -66,7 +66,7 @@ impl Socket {
         match self.listener.accept() {
             Ok((stream, _)) => Ok(Some(stream)),
             Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            // This peer is gone already, or we were interrupted: the loop comes back.
+            // The peer is gone already, or we were interrupted: the loop tries again.
             Err(cause) if matches!(cause.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted) => {
                 Ok(None)
             }
@@ -89,17 +89,17 @@ impl Drop for Socket {
     }
 }
 
-/// Two mounters that start at once must not both find the socket stale. The lock goes with the process.
+/// Two mounters that start at the same time must not both find the socket stale. The lock ends with the process.
 fn lock(directory: &Directory) -> Result<(), ListenError> {
     match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::AGAIN) => Err(ListenError::Taken { directory: directory.path().to_owned() }),
-        // A file system without locks: the probe must do.
+        // On a file system without locks the probe has to suffice.
         Ok(()) | Err(_) => Ok(()),
     }
 }
 
-/// A killed mounter leaves its socket behind, and nobody could listen there any more. Older mounters know no lock, so the
-/// socket itself is asked as well.
+/// Removes the socket of a killed mounter, which would prevent listening. Older mounters take no lock, so the socket is probed
+/// as well.
 fn remove_stale(directory: &Directory) -> Result<(), ListenError> {
     let path = directory.path().join(SOCKET);
     match handoff::connect(&path, PROBE_TIMEOUT) {
@@ -118,11 +118,11 @@ fn remove_stale(directory: &Directory) -> Result<(), ListenError> {
 fn bind(directory: &Directory) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // Through the descriptor, because a socket address is short and kubelet's paths are not.
+    // Through the descriptor: a socket address holds 107 bytes, and kubelet's paths are longer.
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}/{SOCKET}", directory.as_fd().as_raw_fd()))?;
     rustix::net::bind(&socket, &address)?;
-    // Whoever may send requests runs programs as us. Before `listen` nobody can connect, so there is no moment with other
-    // permissions. The group is the directory's, for a node that is not almighty.
+    // A peer that can connect can run programs as this user. Before `listen` no peer can connect, so there is no moment with
+    // other permissions. The group is that of the directory, for node plugins without CAP_DAC_OVERRIDE.
     let mode = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP;
     rustix::fs::chmodat(directory, SOCKET, mode, AtFlags::empty())?;
     rustix::net::listen(&socket, BACKLOG)?;
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_living_socket_is_never_taken() {
+    fn the_socket_of_a_running_mounter_is_never_taken() {
         let place = tempfile::tempdir().unwrap();
         let expected = format!("another mounter already serves {:?}", place.path());
         let foreign = UnixListener::bind(place.path().join(SOCKET)).unwrap();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_connects_through_a_link() {
+    fn links_to_sockets_are_not_followed() {
         let place = tempfile::tempdir().unwrap();
         let _listener = UnixListener::bind(place.path().join("real")).unwrap();
         let link = place.path().join(SOCKET);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn long_paths_are_no_obstacle() {
+    fn long_paths_work() {
         let place = tempfile::tempdir().unwrap();
         let deep = place.path().join("x".repeat(100)).join("y".repeat(100));
         std::fs::create_dir_all(&deep).unwrap();

@@ -1,4 +1,4 @@
-//! Wakes the accepting loop: a signal came, or an engine or a handshake ended.
+//! Wakes the accept loop: after a signal, or when an engine or a handshake has ended.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::net::{RecvFlags, SendFlags};
 
-/// A socket pair that carries nothing but the fact that something changed, and what was asked for by a signal.
+/// A socket pair that only wakes, and the requests that came by signal.
 #[derive(Debug)]
 pub struct Wake {
     reader: UnixStream,
     writer: UnixStream,
-    is_asked_to_stop: Arc<AtomicBool>,
-    is_asked_to_upgrade: Arc<AtomicBool>,
+    is_stop_requested: Arc<AtomicBool>,
+    is_upgrade_requested: Arc<AtomicBool>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum WakeError {
-    #[error("failed to make a socket pair")]
+    #[error("failed to create a socket pair")]
     Pair {
         #[source]
         cause: io::Error,
@@ -36,50 +36,50 @@ pub enum WakeError {
 impl Wake {
     pub fn new() -> Result<Self, WakeError> {
         let (reader, writer) = UnixStream::pair().map_err(|cause| WakeError::Pair { cause })?;
-        Ok(Self { reader, writer, is_asked_to_stop: Arc::default(), is_asked_to_upgrade: Arc::default() })
+        Ok(Self { reader, writer, is_stop_requested: Arc::default(), is_upgrade_requested: Arc::default() })
     }
 
-    /// From now on this signal asks for the end instead of killing the process.
+    /// Makes a signal request a shutdown instead of killing the process.
     pub fn stop_on(&self, signal: i32) -> Result<(), WakeError> {
-        self.set_on(signal, &self.is_asked_to_stop)
+        self.set_on(signal, &self.is_stop_requested)
     }
 
-    /// From now on this signal asks for other engines.
+    /// Makes a signal request the replacement of all engines.
     pub fn upgrade_on(&self, signal: i32) -> Result<(), WakeError> {
-        self.set_on(signal, &self.is_asked_to_upgrade)
+        self.set_on(signal, &self.is_upgrade_requested)
     }
 
     fn set_on(&self, signal: i32, flag: &Arc<AtomicBool>) -> Result<(), WakeError> {
         let failed = |cause| WakeError::Signal { signal, cause };
         let writer = self.writer.try_clone().map_err(failed)?;
-        // Handlers run in this order: the reason must be there before the loop wakes.
+        // Handlers run in this order: the flag must be set before the loop wakes.
         signal_hook::flag::register(signal, Arc::clone(flag)).map_err(failed)?;
         signal_hook::low_level::pipe::register(signal, writer).map_err(failed)?;
         Ok(())
     }
 
-    /// Whether other engines were asked for since the last call.
-    pub(crate) fn take_upgrade(&self) -> bool {
-        self.is_asked_to_upgrade.swap(false, Ordering::SeqCst)
+    /// Whether a replacement was requested since the last call.
+    pub fn take_upgrade(&self) -> bool {
+        self.is_upgrade_requested.swap(false, Ordering::SeqCst)
     }
 
-    pub(crate) fn is_asked_to_stop(&self) -> bool {
-        self.is_asked_to_stop.load(Ordering::SeqCst)
+    pub fn is_stop_requested(&self) -> bool {
+        self.is_stop_requested.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn wake(&self) {
+    pub fn wake(&self) {
         // A full buffer wakes as well as one more byte would.
         let _ = rustix::net::send(&self.writer, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         let mut bytes = [0; 256];
         while let Ok((1.., _)) = rustix::net::recv(&self.reader, &mut bytes[..], RecvFlags::DONTWAIT) {}
     }
 }
 
 impl AsFd for Wake {
-    /// Readable when somebody woke the loop.
+    /// Readable when the loop was woken.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.reader.as_fd()
     }

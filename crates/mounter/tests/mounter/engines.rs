@@ -6,8 +6,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::PathBuf;
 
 use rustix::process::Signal;
-use s3csi_mounter::ERROR_FILE;
-use s3csi_mounter::handoff::{Answer, MountRequest};
+use s3csi_handoff::ERROR_FILE;
+use s3csi_handoff::{Answer, MountRequest};
 
 use crate::fixture::{
     ENGINE, Gate, Mounter, Pipe, eventually, exited, expect_closed, for_source, killed, link_of, open_files, scripted,
@@ -30,7 +30,8 @@ fn the_command_line_and_the_environment_are_those_of_the_request() {
     assert_eq!(lines[0], "bucket");
     assert!(lines[1].starts_with("/dev/fd/"), "{error}");
     assert_eq!(lines[2..], ["--allow-root", "--prefix=a b/", "-d"]);
-    let expected = ["AWS_REGION=there", "RUST_BACKTRACE=0", &format!("SCRIPT={script}"), "/dev/null"];
+    let script = format!("SCRIPT={script}");
+    let expected = ["AWS_REGION=there", "RUST_BACKTRACE=0", "S3CSI_ENGINE_ERRORS=json", &script, "/dev/null"];
     assert_eq!(environment.lines().collect::<BTreeSet<_>>(), BTreeSet::from(expected));
 }
 
@@ -85,9 +86,9 @@ fn an_engine_that_fails_is_quoted() {
         error
     };
     assert_eq!(failure("echo The bucket does not exist >&2; exit 1"), "The bucket does not exist");
-    let silent = "the engine ended with code 7 before it served the mount and gave no reason";
+    let silent = "the engine exited with code 7 before it served the mount, without an error message";
     assert_eq!(failure("exit 7"), silent);
-    assert_eq!(failure("kill -9 $$"), "the engine was ended by signal 9 before it served the mount");
+    assert_eq!(failure("kill -9 $$"), "the engine was killed by signal 9 before it served the mount");
 }
 
 #[test]
@@ -207,6 +208,20 @@ fn the_words_of_an_earlier_engine_are_removed() {
     client.expect(&exited(0, ""));
     mounter.run("exit 1").failure();
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+}
+
+/// As drivers have always done it; `AWS_CA_BUNDLE` alone would replace the system's.
+#[test]
+fn engines_trust_the_given_certificates_and_those_of_the_system() {
+    let place = tempfile::tempdir().unwrap();
+    let bundle = place.path().join("private.crt");
+    let mounter = Mounter::start(&["--keep", "off", "--ca-bundle", bundle.to_str().unwrap()]);
+    let system = std::fs::read_to_string("/etc/ssl/certs/ca-certificates.crt").unwrap();
+    for content in ["private\n", "private, changed\n"] {
+        std::fs::write(&bundle, content).unwrap();
+        let file = mounter.run(r#"echo "$AWS_CA_BUNDLE" >&2; exit 1"#).failure();
+        assert_eq!(std::fs::read_to_string(file.trim()).unwrap(), format!("{system}\n{content}"));
+    }
 }
 
 #[test]

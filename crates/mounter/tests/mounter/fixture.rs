@@ -14,8 +14,8 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::{Pid, Signal};
-use s3csi_mounter::SOCKET;
-use s3csi_mounter::handoff::{self, Answer, ConnectError, MountRequest};
+use s3csi_handoff::SOCKET;
+use s3csi_handoff::{self as handoff, Answer, ConnectError, MountRequest};
 
 /// Far more than anything here takes, on a busy machine, too.
 pub const PATIENCE: Duration = Duration::from_mins(1);
@@ -215,7 +215,7 @@ impl Client {
     /// The words of an answer that must be a failure.
     pub fn failure(&mut self) -> String {
         match self.answer() {
-            Answer::Failed { error } => error,
+            Answer::Failed { error, .. } => error,
             other => panic!("{other:?}"),
         }
     }
@@ -293,7 +293,7 @@ pub fn scripted(script: &str) -> MountRequest {
         bucket_name: "bucket".to_owned(),
         args: Vec::new(),
         env: vec![format!("SCRIPT={script}")],
-        source: None,
+        ..MountRequest::default()
     }
 }
 
@@ -315,7 +315,7 @@ pub fn send_signal(process: u32, signal: Signal) {
     rustix::process::kill_process(Pid::from_raw(process.cast_signed()).unwrap(), signal).unwrap();
 }
 
-/// What the descriptors of a process point to.
+/// What the descriptors of a process point to. Those of the mounter, which forbids inspection, are visible to root only.
 pub fn open_files(process: u32) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(format!("/proc/{process}/fd")) else { return Vec::new() };
     entries.filter_map(|it| std::fs::read_link(it.ok()?.path()).ok()).collect()

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::os::fd::AsFd;
 
-use s3csi_mounter::handoff::{Answer, ReceiveLimits};
+use s3csi_handoff::{Answer, ReceiveLimits};
 
 use crate::fixture::{Client, Gate, Mounter, PATIENCE, Pipe, eventually, exited, expect_closed, scripted};
 
@@ -12,23 +12,46 @@ const REQUEST: &[u8] = br#"{"bucketName":"bucket","args":[],"env":["SCRIPT=exit 
 #[test]
 fn a_request_needs_exactly_one_descriptor() {
     let mounter = Mounter::start(&[]);
-    let error = "the mount request came with 0 descriptors instead of one";
+    let error = "the mount request has 0 descriptors instead of 1";
     refuse(&mounter, error, |client, _| client.send(REQUEST, &[]));
-    let error = "the mount request came with 2 descriptors instead of one";
+    let error = "the mount request has 2 descriptors instead of 1";
     refuse(&mounter, error, |client, pipe| client.send(REQUEST, &[pipe.writer.as_fd(), pipe.writer.as_fd()]));
     refuse(&mounter, error, |client, pipe| {
         client.send(&REQUEST[..10], &[pipe.writer.as_fd()]);
         client.send(&REQUEST[10..], &[pipe.writer.as_fd()]);
     });
-    let error = "the mount request came with more descriptors than could be taken";
+    let error = "the mount request has more descriptors than can be received";
     refuse(&mounter, error, |client, pipe| client.send(REQUEST, &[pipe.writer.as_fd(); 20]));
+}
+
+#[test]
+fn a_resume_needs_the_state_as_well() {
+    const RESUME: &[u8] = br#"{"bucketName":"bucket","args":[],"env":["SCRIPT=exit 0"],"resume":true}"#;
+    let mounter = Mounter::start(&[]);
+    let error = "the mount request has 1 descriptors instead of 2";
+    refuse(&mounter, error, |client, pipe| client.send(RESUME, &[pipe.writer.as_fd()]));
+    let unsupervised = Mounter::start(&["--keep", "off"]);
+    let error = "this mounter does not keep mounts alive, so it cannot resume one";
+    refuse(&unsupervised, error, |client, pipe| client.send(RESUME, &[pipe.writer.as_fd(), pipe.writer.as_fd()]));
+}
+
+#[test]
+fn commands_for_a_source_that_is_not_served() {
+    let mounter = Mounter::start(&[]);
+    let error = "source \"\" is not served by this mounter";
+    refuse(&mounter, error, |client, _| client.send(br#"{"hold":""}"#, &[]));
+    refuse(&mounter, error, |client, _| client.send(br#"{"go":""}"#, &[]));
+    let mut client = mounter.connect();
+    client.send(br#"{"release":""}"#, &[]);
+    client.finish();
+    assert_eq!(client.answer(), Answer::Released);
 }
 
 #[test]
 fn a_request_must_be_json_of_the_right_shape() {
     let mounter = Mounter::start(&[]);
     check(&mounter, b"mount, please", "it is not JSON in line 1, column 1");
-    check(&mounter, b"{\"bucketName\":\"b\"", "it stops too early in line 1, column 17");
+    check(&mounter, b"{\"bucketName\":\"b\"", "it is truncated in line 1, column 17");
     check(&mounter, b"{}", "a field is missing or of the wrong type in line 1, column 2");
     check(&mounter, br#"{"bucketName":7}"#, "a field is missing or of the wrong type in line 1, column 15");
     check(&mounter, b"{}{}", "a field is missing or of the wrong type in line 1, column 2");
@@ -72,7 +95,7 @@ fn a_peer_that_stops_half_way_is_given_up() {
         client.send(&REQUEST[..10], &[writer.as_fd()]);
         drop(writer);
         // Not closed: only the mounter's patience ends this.
-        assert_eq!(client.failure(), "the mount request did not end in time; 10 bytes had come");
+        assert_eq!(client.failure(), "the mount request was not complete in time; 10 bytes were received");
         expect_closed(&reader);
     });
 }
@@ -95,7 +118,7 @@ fn a_peer_that_goes_away_half_way_leaves_nothing() {
 #[test]
 fn the_mounter_serves_after_every_refusal() {
     let mounter = Mounter::start(&[]);
-    refuse(&mounter, "the mount request came with 0 descriptors instead of one", |client, _| client.send(REQUEST, &[]));
+    refuse(&mounter, "the mount request has 0 descriptors instead of 1", |client, _| client.send(REQUEST, &[]));
     mounter.run("exit 0").expect(&exited(0, ""));
 }
 

@@ -3,8 +3,8 @@
 use std::os::unix::net::UnixListener;
 
 use rustix::process::Signal;
-use s3csi_mounter::handoff::Answer;
-use s3csi_mounter::{EXIT_FILE, SOCKET};
+use s3csi_handoff::Answer;
+use s3csi_handoff::{EXIT_FILE, SOCKET};
 
 use crate::fixture::{Gate, Mounter, Pipe, eventually, exited, expect_closed, for_source, killed, send_signal, spawn};
 
@@ -84,7 +84,7 @@ fn signals_do_not_disturb_engines() {
         let engines = mounter.engines();
 
         mounter.signal(signal);
-        eventually("the signal is noted", || mounter.log().contains("asked to stop, but serving"));
+        eventually("the signal is noted", || mounter.log().contains("stop requested, waiting"));
         mounter.signal(signal);
         assert_eq!(mounter.engines(), engines);
 

@@ -1,8 +1,8 @@
 //! One mounter for many sources, and how many engines there may be.
 
 use rustix::process::Signal;
-use s3csi_mounter::handoff::{self, Answer, MountRequest};
-use s3csi_mounter::{ERROR_FILE, EXIT_FILE};
+use s3csi_handoff::{self as handoff, Answer, MountRequest, SourceCommand};
+use s3csi_handoff::{ERROR_FILE, EXIT_FILE};
 
 use crate::fixture::{Client, Gate, Mounter, Pipe, exited, expect_closed, for_source, killed, scripted, send_signal};
 
@@ -185,6 +185,6 @@ fn only_sources_can_be_stopped() {
 
 fn stop(mounter: &Mounter, source: &str) -> Client {
     let client = mounter.connect();
-    handoff::send_stop(client.stream(), source).unwrap();
+    handoff::send_command(client.stream(), &SourceCommand::Stop(source.to_owned())).unwrap();
     client
 }

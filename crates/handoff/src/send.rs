@@ -1,4 +1,4 @@
-//! The node's end: connects to a mounter and hands over one request.
+//! The side of the node plugin: connects to a mounter and sends one request.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -14,7 +14,7 @@ use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use super::MountRequest;
+use crate::MountRequest;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
@@ -51,20 +51,20 @@ pub enum SendError {
         cause: io::Error,
     },
 
-    #[error("only {sent} of {length} bytes of the mount request were taken")]
+    #[error("only {sent} of {length} bytes of the mount request were sent")]
     Short { sent: usize, length: usize },
 
-    #[error("failed to end the mount request")]
+    #[error("failed to complete the mount request")]
     End {
         #[source]
         cause: io::Error,
     },
 }
 
-/// Connects to a mounter's socket. Connecting and later writes take at most `timeout`; reads are left to the caller.
+/// Connects to the socket of a mounter. Connecting and later writes take at most `timeout`; reads are not limited.
 ///
-/// The directory of a Mountpoint Pod belongs to that Pod, so a link in place of the socket is not followed. This way the
-/// length of the path does not matter either (a Unix socket address holds 107 bytes).
+/// The Mountpoint Pod owns its directory, so a link in place of the socket is not followed. Connecting through the descriptor
+/// also lifts the limit of 107 bytes for the path of a socket.
 pub fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, ConnectError> {
     let failed = |cause: rustix::io::Errno| {
         let path = path.to_owned();
@@ -89,17 +89,31 @@ pub fn connect(path: &Path, timeout: Duration) -> Result<UnixStream, ConnectErro
     Ok(UnixStream::from(socket))
 }
 
-/// Sends the request and its FUSE descriptor as one message, then closes the writing half: that is the end of the request
-/// for old and new mounters. The stream must be a blocking one; a write timeout limits the time.
+/// Sends the request and its FUSE descriptor as one message, then shuts down the writing half, which completes the request
+/// for all mounters. The stream must be blocking; its write timeout limits the time.
 ///
-/// The caller still owns its copy of the descriptor and must close it, else the mount hangs when the engine dies.
+/// The caller keeps its copy of the descriptor. While it does, requests for a mount without an engine wait instead of failing.
 pub fn send(stream: &UnixStream, request: &MountRequest, fuse: BorrowedFd<'_>) -> Result<(), SendError> {
+    send_with(stream, request, &[fuse])
+}
+
+/// Sends a request to resume a mount, as [`send`] does, with the state that an earlier engine has left.
+pub fn send_resume(
+    stream: &UnixStream,
+    request: &MountRequest,
+    fuse: BorrowedFd<'_>,
+    state: BorrowedFd<'_>,
+) -> Result<(), SendError> {
+    debug_assert!(request.resume, "a state belongs to a mount that is to be resumed");
+    send_with(stream, request, &[fuse, state])
+}
+
+fn send_with(stream: &UnixStream, request: &MountRequest, descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
     let message = serde_json::to_vec(request).map_err(|cause| SendError::Render { cause })?;
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let descriptors = [fuse];
-    let has_room = control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    debug_assert!(has_room, "the space was made for one descriptor");
+    let has_room = control.push(SendAncillaryMessage::ScmRights(descriptors));
+    debug_assert!(has_room, "the space was made for two descriptors");
 
     let parts = [IoSlice::new(&message)];
     let sent =

@@ -1,9 +1,12 @@
-//! What a mounter tells the node about the engine of a request: one JSON object per line.
+//! The answers of a mounter to a request: one JSON object per line.
 
+use s3csi_core::FailureCode;
 use serde::{Deserialize, Serialize};
 
-/// No answer is longer on the wire, so a reader may stop there. Quoted words are bounded, and escaping them at most doubles
-/// their length, because they contain no control characters that need more.
+use crate::{MountRequest, failure};
+
+/// The longest answer on the wire. Error messages are bounded, and escaping at most doubles their length, because they contain
+/// no control characters that need more.
 pub const MAX_ANSWER_BYTES: usize = 40 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,26 +14,46 @@ pub const MAX_ANSWER_BYTES: usize = 40 * 1024;
 pub enum Answer {
     /// The engine serves the mount.
     Ready,
-    /// The engine died, or stood still, and another one has taken its place: the mount lives on, and so do open files.
+    /// The engine died or froze, and another one serves the mount. Open files stay open.
     Resumed {
         cause: String,
-        /// How long nobody served the mount.
+        /// How long no engine served the mount.
         stall_milliseconds: u64,
     },
-    /// The engine was replaced while it was well: on request, or for its new keys. Open files live on.
+    /// A healthy engine was replaced, by request or because its credentials changed. Open files stay open.
     Replaced {
         reason: String,
-        /// How long nobody served the mount.
+        /// How long no engine served the mount.
         stall_milliseconds: u64,
     },
-    /// There will be no mount; mostly the engine's own words.
-    Failed { error: String },
-    /// The engine has ended: after it was ready, or in peace before. Code and signal exclude each other. Also the answer to a
+    /// An engine serves the mount and another mounter could continue it. To a mount request with `hold` it comes once, with the
+    /// state attached; to the command `hold` with FUSE descriptor and state, and with the request that is served.
+    Held {
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        request: Option<MountRequest>,
+    },
+    /// To a mount request with `wait`: the engine has started and waits for the command `go`.
+    Prepared,
+    /// To the command `release`: no engine of this mounter serves the mount, and all descriptors are closed.
+    Released,
+    /// There will be no mount.
+    Failed {
+        error: String,
+        /// Missing if it was not the engine that failed, and from mounters that do not know it.
+        #[serde(
+            default,
+            skip_serializing_if = "Option::is_none",
+            serialize_with = "failure::write_optional_code",
+            deserialize_with = "failure::read_optional_code"
+        )]
+        code: Option<FailureCode>,
+    },
+    /// The engine has exited after it was ready, or successfully before. Has either a code or a signal. Also the answer to a
     /// request to stop, when no engine is left.
     Exited {
         code: Option<i32>,
         signal: Option<i32>,
-        /// The last words on its stderr.
+        /// The end of its error output.
         #[serde(default)]
         error: String,
     },
@@ -64,11 +87,20 @@ mod tests {
     #[test]
     fn answers_on_the_wire() {
         check(&Answer::Ready, r#"{"answer":"ready"}"#);
-        check(&Answer::Failed { error: "no\n\"way\"".into() }, r#"{"answer":"failed","error":"no\n\"way\""}"#);
+        let failed = Answer::Failed { error: "no\n\"way\"".into(), code: None };
+        check(&failed, r#"{"answer":"failed","error":"no\n\"way\""}"#);
+        let failed = Answer::Failed { error: "no".into(), code: Some(FailureCode::Forbidden) };
+        check(&failed, r#"{"answer":"failed","error":"no","code":"forbidden"}"#);
         let resumed = Answer::Resumed { cause: "signal 9".into(), stall_milliseconds: 120 };
         check(&resumed, r#"{"answer":"resumed","cause":"signal 9","stall_milliseconds":120}"#);
         let replaced = Answer::Replaced { reason: "on request".into(), stall_milliseconds: 9 };
         check(&replaced, r#"{"answer":"replaced","reason":"on request","stall_milliseconds":9}"#);
+        check(&Answer::Held { request: None }, r#"{"answer":"held"}"#);
+        let request = MountRequest { bucket_name: "b".into(), ..MountRequest::default() };
+        let held = Answer::Held { request: Some(request) };
+        check(&held, r#"{"answer":"held","request":{"bucketName":"b","args":[],"env":[]}}"#);
+        check(&Answer::Prepared, r#"{"answer":"prepared"}"#);
+        check(&Answer::Released, r#"{"answer":"released"}"#);
         let exited = Answer::Exited { code: None, signal: Some(9), error: String::new() };
         check(&exited, r#"{"answer":"exited","code":null,"signal":9,"error":""}"#);
         let exited = Answer::Exited { code: Some(0), signal: None, error: "x".into() };

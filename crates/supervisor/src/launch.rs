@@ -1,35 +1,35 @@
-//! Checks what a request wants an engine to be run with. Decides only; nothing is started or made here.
+//! Validates a mount request and builds the command line and environment of its engine. Starts nothing.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::handoff::MountRequest;
+use s3csi_handoff::{ERRORS_VARIABLE, JSON_ERRORS, MountRequest};
 
-/// The checked command line and environment of an engine, but for what is only known when it starts.
+use crate::ca_bundle::CaBundle;
+
+/// The validated command line and environment of an engine, except for what is only known when it starts.
 #[derive(PartialEq, Eq)]
-pub struct Launch(Kind);
+pub struct Launch(Origin);
 
 #[derive(PartialEq, Eq)]
-enum Kind {
-    Requested {
+enum Origin {
+    Request {
         bucket: String,
         args: Vec<String>,
         env: Vec<(String, String)>,
         wants_cache: bool,
+        ca_bundle: Option<CaBundle>,
     },
-    /// As we were started ourselves.
-    Repeated {
-        words: Vec<OsString>,
-        keys: Option<PathBuf>,
-    },
+    /// The arguments and environment of this process.
+    OwnArguments { arguments: Vec<OsString>, credentials_file: Option<PathBuf> },
 }
 
-/// How an engine learns which descriptor its mount is.
+/// How the FUSE descriptor is passed to an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MountPoint {
+pub enum MountPointPassing {
     Argument,
-    /// Beside its state and its leash.
+    /// Together with the descriptors of state and control channel.
     Variable,
 }
 
@@ -41,17 +41,17 @@ pub enum InvalidRequest {
     #[error("argument {argument:?} {problem}")]
     Argument { argument: String, problem: &'static str },
 
-    /// Never quotes the entry: it may be a key.
+    /// Does not quote the entry, which may be a secret.
     #[error("entry {number} of the environment {problem}")]
     Environment { number: usize, problem: &'static str },
 }
 
-/// ARNs and `s3://` URIs are bucket names for the engine as well, so the limit is not that of S3.
+/// The engine accepts ARNs and `s3://` URIs, too, so this is not the limit of S3.
 const MAX_BUCKET_BYTES: usize = 2048;
 
 const CACHE: &str = "--cache";
 const CA_BUNDLE: &str = "AWS_CA_BUNDLE";
-const KEYS: &str = "AWS_SHARED_CREDENTIALS_FILE";
+const CREDENTIALS_FILE: &str = "AWS_SHARED_CREDENTIALS_FILE";
 const FOREGROUND: &str = "--foreground";
 const FOREGROUND_SHORT: &str = "-f";
 
@@ -59,77 +59,83 @@ impl TryFrom<MountRequest> for Launch {
     type Error = InvalidRequest;
 
     fn try_from(request: MountRequest) -> Result<Self, Self::Error> {
-        let MountRequest { bucket_name, args, env, source: _ } = request;
+        let MountRequest { bucket_name, args, env, source: _, hold: _, resume: _, wait: _ } = request;
         check_bucket(&bucket_name)?;
         for argument in &args {
             check_argument(argument)?;
         }
         let env = env.iter().enumerate().map(|(index, entry)| variable(index + 1, entry)).collect::<Result<_, _>>()?;
         let wants_cache = args.iter().any(|it| is_cache(it));
-        let is_ours = |it: &str| is_cache(it) || it == FOREGROUND || it == FOREGROUND_SHORT;
-        let mut args: Vec<String> = args.into_iter().filter(|it| !is_ours(it)).collect();
+        let is_managed = |it: &str| is_cache(it) || it == FOREGROUND || it == FOREGROUND_SHORT;
+        let mut args: Vec<String> = args.into_iter().filter(|it| !is_managed(it)).collect();
         args.sort_unstable();
-        Ok(Self(Kind::Requested { bucket: bucket_name, args, env, wants_cache }))
+        Ok(Self(Origin::Request { bucket: bucket_name, args, env, wants_cache, ca_bundle: None }))
     }
 }
 
 impl Launch {
-    /// With these arguments and our own environment, which says that the keys are in this file.
-    pub fn repeated(words: Vec<OsString>, keys: Option<PathBuf>) -> Self {
-        Self(Kind::Repeated { words, keys })
+    /// With these arguments and the environment of this process, which names this credentials file.
+    pub fn with_own_environment(arguments: Vec<OsString>, credentials_file: Option<PathBuf>) -> Self {
+        Self(Origin::OwnArguments { arguments, credentials_file })
     }
 
-    /// The file with the keys, if there is one of its own.
-    pub fn keys(&self) -> Option<&Path> {
+    /// The credentials file of the engine, if it has one.
+    pub fn credentials_file(&self) -> Option<&Path> {
         match &self.0 {
-            Kind::Requested { env, .. } => env.iter().find(|(name, _)| name == KEYS).map(|(_, path)| Path::new(path)),
-            Kind::Repeated { keys, .. } => keys.as_deref(),
+            Origin::Request { env, .. } => {
+                env.iter().find(|(name, _)| name == CREDENTIALS_FILE).map(|(_, path)| Path::new(path))
+            }
+            Origin::OwnArguments { credentials_file, .. } => credentials_file.as_deref(),
         }
     }
 
-    /// Says whom the engine trusts, unless the request does.
-    pub fn trusting(mut self, ca_bundle: Option<&Path>) -> Self {
-        if let Kind::Requested { env, .. } = &mut self.0
-            && let Some(path) = ca_bundle
+    /// Sets the CA bundle, unless the request does.
+    #[must_use]
+    pub fn with_ca_bundle(mut self, given: Option<&CaBundle>) -> Self {
+        if let Origin::Request { env, ca_bundle, .. } = &mut self.0
             && env.iter().all(|(name, _)| name != CA_BUNDLE)
         {
-            env.push((CA_BUNDLE.to_owned(), path.display().to_string()));
+            *ca_bundle = given.cloned();
         }
         self
     }
 
     pub fn wants_cache(&self) -> bool {
         match &self.0 {
-            Kind::Requested { wants_cache, .. } => *wants_cache,
-            Kind::Repeated { .. } => false,
+            Origin::Request { wants_cache, .. } => *wants_cache,
+            Origin::OwnArguments { .. } => false,
         }
     }
 
-    pub fn mount_point(&self) -> MountPoint {
+    pub fn mount_point_passing(&self) -> MountPointPassing {
         match &self.0 {
-            Kind::Requested { .. } => MountPoint::Argument,
-            Kind::Repeated { .. } => MountPoint::Variable,
+            Origin::Request { .. } => MountPointPassing::Argument,
+            Origin::OwnArguments { .. } => MountPointPassing::Variable,
         }
     }
 
-    /// Gives the command its arguments and environment.
+    /// Sets arguments and environment of the command.
     pub fn prepare(&self, command: &mut Command, mount_point: &str, cache: Option<&Path>) {
         match &self.0 {
-            Kind::Requested { env, .. } => {
+            Origin::Request { env, ca_bundle, .. } => {
                 command.args(self.arguments(mount_point, cache)).env_clear();
                 command.envs(env.iter().map(|(name, value)| (name, value)));
+                if let Some(bundle) = ca_bundle {
+                    command.env(CA_BUNDLE, bundle.prepare());
+                }
+                command.env(ERRORS_VARIABLE, JSON_ERRORS);
             }
-            Kind::Repeated { words, .. } => {
-                command.args(words);
+            Origin::OwnArguments { arguments, .. } => {
+                command.args(arguments);
             }
         }
     }
 
-    /// Everything after the engine's own name.
+    /// Everything after the name of the program.
     fn arguments(&self, mount_point: &str, cache: Option<&Path>) -> Vec<OsString> {
         let (bucket, mut args) = match &self.0 {
-            Kind::Requested { bucket, args, .. } => (bucket, args.clone()),
-            Kind::Repeated { words, .. } => return words.clone(),
+            Origin::Request { bucket, args, .. } => (bucket, args.clone()),
+            Origin::OwnArguments { arguments, .. } => return arguments.clone(),
         };
         if let Some(cache) = cache {
             args.push(format!("{CACHE}={}", cache.display()));
@@ -162,8 +168,7 @@ fn check_bucket(bucket: &str) -> Result<(), InvalidRequest> {
     Ok(())
 }
 
-/// Bucket and mount point are the only positional arguments. Another one would be taken for them, or be an error the user
-/// cannot understand.
+/// Bucket and mount point are the only positional arguments; a request must not add one.
 fn check_argument(argument: &str) -> Result<(), InvalidRequest> {
     let invalid = |problem| Err(InvalidRequest::Argument { argument: argument.to_owned(), problem });
     if argument.contains('\0') {
@@ -211,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_path_of_the_cache_is_ours() {
+    fn the_path_of_the_cache_is_set_by_the_mounter() {
         let expected = ["b", "/dev/fd/7", "--cache-block-size=1", "--cache=/c/1", "--foreground"];
         for cache in ["--cache", "--cache=/etc", "--cache="] {
             check(&["--cache-block-size=1", cache, "--cache=/usr"], Some("/c/1"), &expected);
@@ -250,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_bucket_name_is_the_engines_business() {
+    fn the_engine_decides_about_bucket_names() {
         for bucket in ["logs", "s3://logs/prefix/", "arn:aws:s3:eu-west-1:1:accesspoint/x"] {
             assert_eq!(Launch::try_from(request(bucket, &[], &[])).ok().unwrap().arguments("x", None)[0], bucket);
         }
@@ -262,30 +267,35 @@ mod tests {
     }
 
     #[test]
-    fn whom_engines_trust_is_said_unless_the_request_does() {
+    fn the_ca_bundle_is_set_unless_the_request_does() {
         assert_eq!(environment(&["A=b"], Some("/ca/bundle")), ["A=b", "AWS_CA_BUNDLE=/ca/bundle"]);
         assert_eq!(environment(&["AWS_CA_BUNDLE=/theirs"], Some("/ca/bundle")), ["AWS_CA_BUNDLE=/theirs"]);
         assert_eq!(environment(&["A=b"], None), ["A=b"]);
     }
 
     #[test]
-    fn the_file_of_the_keys_is_where_the_request_says() {
-        let keys = |env: &[&str]| Launch::try_from(request("b", &[], env)).ok().unwrap().keys().map(Path::to_owned);
-        assert_eq!(keys(&["AWS_PROFILE=x", "AWS_SHARED_CREDENTIALS_FILE=/k/1"]), Some("/k/1".into()));
-        assert_eq!(keys(&["AWS_PROFILE=x"]), None);
+    fn the_request_names_the_credentials_file() {
+        let file = |env: &[&str]| {
+            Launch::try_from(request("b", &[], env)).ok().unwrap().credentials_file().map(Path::to_owned)
+        };
+        assert_eq!(file(&["AWS_PROFILE=x", "AWS_SHARED_CREDENTIALS_FILE=/k/1"]), Some("/k/1".into()));
+        assert_eq!(file(&["AWS_PROFILE=x"]), None);
     }
 
-    /// What an engine finds in its environment.
+    /// The environment of an engine.
     fn environment(env: &[&str], ca_bundle: Option<&str>) -> Vec<String> {
-        let launch = Launch::try_from(request("b", &[], env)).ok().unwrap().trusting(ca_bundle.map(Path::new));
+        // Nothing can be written there, so that the given file itself is set.
+        let ca_bundle = ca_bundle.map(|it| CaBundle::new(it.into(), Path::new("/no/such/directory")));
+        let launch = Launch::try_from(request("b", &[], env)).ok().unwrap().with_ca_bundle(ca_bundle.as_ref());
         let mut command = Command::new("x");
         launch.prepare(&mut command, "y", None);
         let text = |it: &std::ffi::OsStr| it.to_str().unwrap().to_owned();
-        command.get_envs().filter_map(|(name, value)| Some(format!("{}={}", text(name), text(value?)))).collect()
+        let requested = command.get_envs().filter(|(name, _)| *name != ERRORS_VARIABLE);
+        requested.filter_map(|(name, value)| Some(format!("{}={}", text(name), text(value?)))).collect()
     }
 
     fn request(bucket: &str, args: &[&str], env: &[&str]) -> MountRequest {
         let owned = |list: &[&str]| list.iter().map(|&it| it.to_owned()).collect();
-        MountRequest { bucket_name: bucket.to_owned(), args: owned(args), env: owned(env), source: None }
+        MountRequest { bucket_name: bucket.to_owned(), args: owned(args), env: owned(env), ..MountRequest::default() }
     }
 }

@@ -1,11 +1,12 @@
-//! The mount request as it is written on the wire. Whether an engine should be run with it is checked elsewhere.
+//! The mount request on the wire. The supervisor validates what an engine is run with.
 
 use std::fmt;
+use std::ops::Not;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// What an engine is to be run with. The FUSE descriptor travels beside it.
+/// Bucket, arguments and environment of an engine. The FUSE descriptor is attached to the message.
 #[derive(Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MountRequest {
@@ -20,9 +21,18 @@ pub struct MountRequest {
     /// directory belongs to its one source.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// The node plugin keeps the FUSE descriptor and wants a copy of the state once an engine serves the mount.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub hold: bool,
+    /// Another mounter has served this mount. Its state is attached after the FUSE descriptor.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub resume: bool,
+    /// With `resume`: another mounter still serves the mount, so the engine waits for the command `go`.
+    #[serde(default, skip_serializing_if = "Not::not")]
+    pub wait: bool,
 }
 
-/// The name of a source: one plain path component. Holding one is the proof that it was checked.
+/// The name of a source: one plain path component, validated.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SourceName(String);
 
@@ -33,13 +43,13 @@ pub struct InvalidSourceName {
     problem: &'static str,
 }
 
-/// File systems allow no longer component.
+/// The limit of file systems for one path component.
 const MAX_NAME_BYTES: usize = 255;
 
 impl fmt::Debug for MountRequest {
-    /// Names of variables only: older nodes send keys in the environment.
+    /// Names of variables only: older node plugins send secrets in the environment.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bucket_name, args, env, source } = self;
+        let Self { bucket_name, args, env, source, hold, resume, wait } = self;
         let names: Vec<&str> = env.iter().map(|it| it.split_once('=').map_or("<no name>", |(name, _)| name)).collect();
         formatter
             .debug_struct("MountRequest")
@@ -47,6 +57,9 @@ impl fmt::Debug for MountRequest {
             .field("args", args)
             .field("env", &names)
             .field("source", source)
+            .field("hold", hold)
+            .field("resume", resume)
+            .field("wait", wait)
             .finish()
     }
 }
@@ -81,7 +94,7 @@ impl FromStr for SourceName {
     }
 }
 
-/// Older nodes are written in Go, which renders an empty list as `null`.
+/// Older node plugins are written in Go, which renders an empty list as `null`.
 fn null_as_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
@@ -111,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_of_older_nodes_are_understood() {
+    fn requests_of_older_node_plugins_are_accepted() {
         let expected = MountRequest { bucket_name: "b".into(), ..MountRequest::default() };
         check_wire(r#"{"bucketName":"b","args":null,"env":null}"#, &expected);
         check_wire(r#"{"bucketName":"b","unknown":{"x":[1]}}"#, &expected);
@@ -132,7 +145,7 @@ mod tests {
             bucket_name: "b".into(),
             args: vec!["--allow-root".into(), "--prefix=a b/".into()],
             env: vec!["AWS_REGION=x".into()],
-            source: None,
+            ..MountRequest::default()
         };
         let wire = r#"{"bucketName":"b","args":["--allow-root","--prefix=a b/"],"env":["AWS_REGION=x"]}"#;
         assert_eq!(serde_json::to_string(&request).unwrap(), wire);

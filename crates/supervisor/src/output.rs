@@ -1,14 +1,14 @@
-//! What an engine writes, in bounded memory: lines to relay, and the tail to quote when it failed.
+//! The output of an engine in bounded memory: lines to relay, and the tail for error messages.
 
 use std::collections::VecDeque;
 
 /// A longer line is relayed in pieces.
 const MAX_LINE_BYTES: usize = 8 * 1024;
 
-/// Enough for the last words of an engine with its causes.
+/// Enough for an error message with its causes.
 pub const MAX_TAIL_BYTES: usize = 16 * 1024;
 
-/// Cuts a stream of bytes into lines.
+/// Splits a stream of bytes into lines.
 #[derive(Debug, Default)]
 pub struct Lines {
     unfinished: Vec<u8>,
@@ -45,7 +45,7 @@ impl Lines {
         }
     }
 
-    /// The stream has ended: what is left is a line, too.
+    /// Emits the last line of a stream that has ended without a line break.
     pub fn finish(&mut self, emit: &mut dyn FnMut(&[u8])) {
         if !self.unfinished.is_empty() {
             emit(&self.unfinished);
@@ -63,11 +63,11 @@ impl Tail {
         self.bytes.extend(newest);
     }
 
-    /// The kept text without white space at its ends. When something was cut off it starts with a whole line, if it has one.
+    /// The text without surrounding white space. After a cut it starts with a whole line, if there is one.
     pub fn into_text(self) -> String {
         let bytes: Vec<u8> = self.bytes.into();
         let text = printable(String::from_utf8_lossy(&bytes).trim());
-        // Bytes that are not text have become longer.
+        // Invalid bytes have become longer.
         let start = text.ceil_char_boundary(text.len().saturating_sub(MAX_TAIL_BYTES));
         match text[start..].split_once('\n') {
             Some((_, whole_lines)) if self.is_cut || 0 < start => whole_lines.to_owned(),
@@ -76,14 +76,14 @@ impl Tail {
     }
 }
 
-/// Cuts a text that a peer could make arbitrarily long, for answers and files.
+/// Bounds a text of arbitrary length for answers and files.
 pub fn shorten(text: &str) -> String {
     let mut text = printable(text);
     text.truncate(text.floor_char_boundary(MAX_TAIL_BYTES));
     text
 }
 
-/// Control characters have no place in messages for users, and would make answers much longer than their text.
+/// Replaces control characters, which JSON would escape to many times their length.
 fn printable(text: &str) -> String {
     let is_plain = |it: char| it == '\n' || it == '\t' || !it.is_control();
     text.chars().map(|it| if is_plain(it) { it } else { char::REPLACEMENT_CHARACTER }).collect()

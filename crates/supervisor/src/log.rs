@@ -1,13 +1,12 @@
-//! Log lines of the mounter itself, `level=… msg=… key=…` on stderr. What engines say is relayed as it is, not logged.
+//! Log lines of mounter and supervisor, `level=… msg=… key=…` on stderr. The output of engines is relayed unchanged, not logged.
 
-use std::error::Error;
-use std::fmt::{self, Display, Write as _};
+use std::fmt::{Display, Write as _};
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
-/// From now on only warnings and errors are logged.
+/// Suppresses informational messages from now on.
 pub fn only_warnings() {
     IS_QUIET.store(true, Ordering::Relaxed);
 }
@@ -27,30 +26,15 @@ pub fn error(message: &str, fields: &[(&str, &dyn Display)]) {
     line("error", message, fields);
 }
 
-/// An error with all its causes, on one line.
-pub struct Chain<'a>(pub &'a dyn Error);
-
-impl Display for Chain<'_> {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}", self.0)?;
-        let mut next = self.0.source();
-        while let Some(cause) = next {
-            write!(formatter, ": {cause}")?;
-            next = cause.source();
-        }
-        Ok(())
-    }
-}
-
 fn line(level: &str, message: &str, fields: &[(&str, &dyn Display)]) {
-    // A reader of our stderr that went away must not end the engines.
+    // A closed stderr must not end the engines.
     let _ = std::io::stderr().lock().write_all(render(level, message, fields).as_bytes());
 }
 
 fn render(level: &str, message: &str, fields: &[(&str, &dyn Display)]) -> String {
     let mut line = format!("level={level} msg={message:?}");
     for (key, value) in fields {
-        // Quoted as Rust does: whatever a peer sent stays on this one line.
+        // Quoted as Rust does, so that values of peers stay on this line.
         let _ = write!(line, " {key}={:?}", value.to_string());
     }
     line.push('\n');

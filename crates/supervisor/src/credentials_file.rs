@@ -1,7 +1,7 @@
-//! Whether the keys that an engine signs with were changed.
+//! Detects that the credentials file of an engine has changed.
 //!
-//! The AWS library believes what it read for a quarter of an hour. Keys that were withdrawn meanwhile would be errors for everybody
-//! who uses the mount, so an engine with new keys takes over as soon as they are there, if they work.
+//! The AWS library caches what it read for a quarter of an hour. Keys that were revoked meanwhile would be errors for all users of
+//! the mount, so an engine with the new keys takes over as soon as they exist, if they work.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hasher as _};
@@ -9,40 +9,40 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// Longer files are not ours.
-const LONGEST_FILE: u64 = 1 << 16;
+/// The node plugin writes no longer ones.
+const MAX_FILE_BYTES: u64 = 1 << 16;
 
-/// Says that two files differ, and nothing else about what is in them.
+/// A hash of the content, which reveals nothing of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fingerprint(u64);
 
-/// The file with the keys, and what was in it when it was looked at last.
+/// The credentials file and the fingerprint of its last known content.
 #[derive(Debug)]
-pub struct Keys {
-    file: Option<PathBuf>,
+pub struct CredentialsFile {
+    path: Option<PathBuf>,
     seen: Option<(Version, Fingerprint)>,
 }
 
-/// The node writes another file each time, mostly with the same keys.
+/// Distinguishes files by metadata: the node plugin writes a new one each time, mostly with the same keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Version {
     inode: u64,
     modified: (i64, i64),
 }
 
-impl Keys {
-    pub fn in_file(file: Option<&Path>) -> Self {
-        Self { file: file.map(Path::to_owned), seen: None }
+impl CredentialsFile {
+    pub fn at(path: Option<&Path>) -> Self {
+        Self { path: path.map(Path::to_owned), seen: None }
     }
 
-    /// What is in the file now. Nothing if there is none: then nobody needs it any more.
-    pub fn look(&mut self) -> Option<Fingerprint> {
-        let file = self.file.as_deref()?;
-        let version = Version::of(&fs::metadata(file).ok()?);
+    /// The fingerprint of the current content; `None` without a file.
+    pub fn fingerprint(&mut self) -> Option<Fingerprint> {
+        let path = self.path.as_deref()?;
+        let version = Version::of(&fs::metadata(path).ok()?);
         match self.seen {
             Some((seen, fingerprint)) if seen == version => Some(fingerprint),
             Some(_) | None => {
-                let fingerprint = Fingerprint::of(file)?;
+                let fingerprint = Fingerprint::of(path)?;
                 self.seen = Some((version, fingerprint));
                 Some(fingerprint)
             }
@@ -57,9 +57,9 @@ impl Version {
 }
 
 impl Fingerprint {
-    fn of(file: &Path) -> Option<Self> {
+    fn of(path: &Path) -> Option<Self> {
         let mut bytes = Vec::new();
-        File::open(file).ok()?.take(LONGEST_FILE).read_to_end(&mut bytes).ok()?;
+        File::open(path).ok()?.take(MAX_FILE_BYTES).read_to_end(&mut bytes).ok()?;
         let mut hasher = DefaultHasher::new();
         hasher.write(&bytes);
         Some(Self(hasher.finish()))
@@ -71,16 +71,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_other_keys_are_a_change() {
+    fn only_other_content_is_a_change() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("credentials");
-        let mut keys = Keys::in_file(Some(&file));
-        assert_eq!(keys.look(), None);
+        let mut credentials = CredentialsFile::at(Some(&file));
+        assert_eq!(credentials.fingerprint(), None);
         let mut put = |text: &str| {
             let new = directory.path().join("new");
             fs::write(&new, text).unwrap();
             fs::rename(&new, &file).unwrap();
-            keys.look().unwrap()
+            credentials.fingerprint().unwrap()
         };
         let first = put("one");
         assert_eq!(put("one"), first);
@@ -88,11 +88,11 @@ mod tests {
         assert_ne!(second, first);
         assert_eq!(put("one"), first);
         fs::remove_file(&file).unwrap();
-        assert_eq!(keys.look(), None);
+        assert_eq!(credentials.fingerprint(), None);
     }
 
     #[test]
-    fn an_engine_without_a_file_of_keys_never_gets_others() {
-        assert_eq!(Keys::in_file(None).look(), None);
+    fn without_a_file_there_is_no_fingerprint() {
+        assert_eq!(CredentialsFile::at(None).fingerprint(), None);
     }
 }

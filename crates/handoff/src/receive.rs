@@ -1,7 +1,7 @@
-//! The mounter's end: takes one request and its descriptor from a connection, or nothing at all.
+//! The side of the mounter: receives one request and its descriptor.
 //!
-//! A descriptor that arrives is owned from the first moment, so every way out of here but success closes it. That matters:
-//! a FUSE descriptor that stays open without an engine behind it lets every access to its mount hang.
+//! A received descriptor is owned from the first moment, so every error closes it: with a FUSE descriptor that stays open
+//! without an engine, every access to the mount would hang.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -13,26 +13,34 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
 
-use super::{MountRequest, StopRequest};
+use crate::{MountRequest, SourceCommand};
 
-/// What a peer can ask for.
+/// A request of the node plugin.
 #[derive(Debug)]
 pub enum Request {
-    /// The descriptor is closed on exec.
-    Mount(MountRequest, OwnedFd),
-    Stop(StopRequest),
+    Mount(ReceivedMount),
+    Command(SourceCommand),
 }
 
-/// How much a peer may send, and until when it must have ended.
+/// A mount request and its descriptors, which have `CLOEXEC` set.
+#[derive(Debug)]
+pub struct ReceivedMount {
+    pub request: MountRequest,
+    pub fuse: OwnedFd,
+    /// Present exactly if the mount is to be resumed.
+    pub state: Option<OwnedFd>,
+}
+
+/// Limits of size and time for one request.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveLimits {
     pub bytes: usize,
-    /// For the whole message, not for each part of it.
+    /// For the whole request, not for each part.
     pub deadline: Instant,
 }
 
 impl ReceiveLimits {
-    /// Real requests have some kilobytes; arguments and environment of a process cannot be much larger than this.
+    /// Real requests have some kilobytes. Arguments and environment of a process cannot be much larger than this.
     pub const DEFAULT_BYTES: usize = 1024 * 1024;
 
     pub fn until(deadline: Instant) -> Self {
@@ -48,7 +56,7 @@ pub enum ReceiveError {
         cause: io::Error,
     },
 
-    #[error("the mount request did not end in time; {received} bytes had come")]
+    #[error("the mount request was not complete in time; {received} bytes were received")]
     Deadline { received: usize },
 
     #[error("the mount request is larger than {limit} bytes")]
@@ -57,26 +65,26 @@ pub enum ReceiveError {
     #[error("the connection was closed without a mount request")]
     Empty,
 
-    #[error("the mount request came with {count} descriptors instead of one")]
-    Descriptors { count: usize },
+    #[error("the mount request has {count} descriptors instead of {expected}")]
+    Descriptors { count: usize, expected: usize },
 
-    #[error("the mount request came with more descriptors than could be taken")]
+    #[error("the mount request has more descriptors than can be received")]
     ControlTruncated,
 
-    /// Says where and of which kind the mistake is, but not what stands there: older nodes send keys in requests.
+    /// Does not quote the request: older node plugins send secrets in it.
     #[error("the mount request is not valid: {problem} in line {line}, column {column}")]
     Json { problem: &'static str, line: usize, column: usize },
 }
 
-/// Takes one request up to the end of the stream; one for a mount must come with exactly one descriptor.
+/// Receives one request up to the end of the stream. A mount request has one descriptor, or two if the mount is to be resumed.
 pub fn receive(stream: &UnixStream, limits: ReceiveLimits) -> Result<Request, ReceiveError> {
     let mut message = Vec::new();
     let mut descriptors: Vec<OwnedFd> = Vec::new();
     let mut part = [0; 16 * 1024];
     loop {
         wait_readable(stream, limits.deadline, message.len())?;
-        // Room for two: the second one is proof enough of a wrong peer, the kernel drops the rest.
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        // Space for three: the third one proves an invalid request, the kernel drops the rest.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
         let received = match rustix::net::recvmsg(stream, &mut [IoSliceMut::new(&mut part)], &mut control, flags) {
@@ -92,8 +100,8 @@ pub fn receive(stream: &UnixStream, limits: ReceiveLimits) -> Result<Request, Re
         if received.flags.contains(ReturnFlags::CTRUNC) {
             return Err(ReceiveError::ControlTruncated);
         }
-        if 1 < descriptors.len() {
-            return Err(ReceiveError::Descriptors { count: descriptors.len() });
+        if 2 < descriptors.len() {
+            return Err(ReceiveError::Descriptors { count: descriptors.len(), expected: 1 });
         }
         if received.bytes == 0 {
             break;
@@ -106,10 +114,17 @@ pub fn receive(stream: &UnixStream, limits: ReceiveLimits) -> Result<Request, Re
     if message.is_empty() && descriptors.is_empty() {
         return Err(ReceiveError::Empty);
     }
-    match descriptors.pop() {
-        Some(fuse) => parse(&message).map(|request| Request::Mount(request, fuse)),
-        None => parse_without_descriptor(&message).map(Request::Stop),
+    let count = descriptors.len();
+    let mut descriptors = descriptors.into_iter();
+    let Some(fuse) = descriptors.next() else {
+        return parse_without_descriptor(&message).map(Request::Command);
+    };
+    let (request, state) = (parse(&message)?, descriptors.next());
+    // A first engine on a resumed mount would take any request of the kernel for FUSE_INIT.
+    if request.resume != state.is_some() {
+        return Err(ReceiveError::Descriptors { count, expected: 1 + usize::from(request.resume) });
     }
+    Ok(Request::Mount(ReceivedMount { request, fuse, state }))
 }
 
 fn wait_readable(stream: &UnixStream, deadline: Instant, received: usize) -> Result<(), ReceiveError> {
@@ -118,7 +133,7 @@ fn wait_readable(stream: &UnixStream, deadline: Instant, received: usize) -> Res
         if left.is_zero() {
             return Err(ReceiveError::Deadline { received });
         }
-        // More than the kernel can express is as good as no limit.
+        // A time that does not fit is as good as no limit.
         let timeout = Timespec::try_from(left).ok();
         let mut sets = [PollFd::from_borrowed_fd(stream.as_fd(), PollFlags::IN)];
         match rustix::event::poll(&mut sets, timeout.as_ref()) {
@@ -129,19 +144,19 @@ fn wait_readable(stream: &UnixStream, deadline: Instant, received: usize) -> Res
     }
 }
 
-/// Only a request to stop has no descriptor. Anything else is described as the mount request it was probably meant to be.
-fn parse_without_descriptor(message: &[u8]) -> Result<StopRequest, ReceiveError> {
+/// Only commands have no descriptor. Anything else is reported as an invalid mount request.
+pub(crate) fn parse_without_descriptor(message: &[u8]) -> Result<SourceCommand, ReceiveError> {
     match serde_json::from_slice(message) {
-        Ok(request) => Ok(request),
-        Err(_) => parse(message).and(Err(ReceiveError::Descriptors { count: 0 })),
+        Ok(command) => Ok(command),
+        Err(_) => parse(message).and(Err(ReceiveError::Descriptors { count: 0, expected: 1 })),
     }
 }
 
-fn parse(message: &[u8]) -> Result<MountRequest, ReceiveError> {
+pub(crate) fn parse(message: &[u8]) -> Result<MountRequest, ReceiveError> {
     serde_json::from_slice(message).map_err(|cause| {
         let problem = match cause.classify() {
             serde_json::error::Category::Data => "a field is missing or of the wrong type",
-            serde_json::error::Category::Eof => "it stops too early",
+            serde_json::error::Category::Eof => "it is truncated",
             serde_json::error::Category::Syntax | serde_json::error::Category::Io => "it is not JSON",
         };
         ReceiveError::Json { problem, line: cause.line(), column: cause.column() }
