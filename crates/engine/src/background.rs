@@ -32,10 +32,10 @@ pub enum BackgroundError {
     #[error("the process that serves the mount was ended by a signal ({status})")]
     ChildKilled { status: ExitStatus },
 
-    #[error("the mount did not work within {} seconds and was given up", DEADLINE.as_secs())]
+    #[error("the mount was not ready within {} seconds", DEADLINE.as_secs())]
     Timeout,
 
-    #[error("the process that serves the mount got lost")]
+    #[error("cannot wait for the process that serves the mount")]
     Lost {
         #[source]
         cause: io::Error,
@@ -84,7 +84,7 @@ pub fn start() -> Result<String, BackgroundError> {
     }
 }
 
-/// The mount works: from now on nobody listens to the standard streams.
+/// Detaches the standard streams once the mount is ready.
 pub fn detach_streams() -> io::Result<()> {
     let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&nowhere)?;

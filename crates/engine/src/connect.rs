@@ -1,19 +1,27 @@
 //! From flags to a client that was seen to work.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
-use mountpoint_s3_client::config::{AddressingStyle, S3ClientAuthConfig, TlsConfig, TlsConfigValidationError};
+use mountpoint_s3_client::config::{
+    AddressingStyle, Allocator, EndpointConfig, S3ClientAuthConfig, S3ClientConfig, TlsConfig,
+    TlsConfigValidationError, Uri,
+};
 use mountpoint_s3_client::instance_info::InstanceInfo;
 use mountpoint_s3_client::user_agent::UserAgent;
-use mountpoint_s3_client::{NewClientError, S3CrtClient};
+use mountpoint_s3_client::{NewClientError, OnTelemetry, S3CrtClient};
 use mountpoint_s3_fs::autoconfigure;
 use mountpoint_s3_fs::memory::{CandidateSize, MINIMUM_MEM_LIMIT, PagedPool, effective_total_memory};
 use mountpoint_s3_fs::s3::S3Path;
-use mountpoint_s3_fs::s3::config::{ClientConfig, MemoryLimitSetting, PartConfig, Region, TargetThroughputSetting};
+use mountpoint_s3_fs::s3::config::{MemoryLimitSetting, PartConfig, Region, TargetThroughputSetting};
+
+use s3csi_core::FailureCode;
 
 use crate::cli::{Arguments, Environment};
-use crate::logging::crt::Witness;
+use crate::client::MetadataCache;
+use crate::logging::crt::ConnectionErrors;
 use crate::probe::{self, ProbeError};
 
 /// Measured: eight parallel readers are not faster with 1 or 4 GiB than with 512 MiB, but half as many files can be open for
@@ -24,11 +32,13 @@ const MEMORY_TARGET: usize = 1 << 30;
 const LARGEST_SHARE_PERCENT: u64 = 95;
 /// Blocks of the disk cache, which come from the same pool.
 const CACHE_BLOCK: usize = 1 << 20;
+/// Applications do not expect transient errors of a file system. With backoff, ten attempts take about a minute.
+const MAX_ATTEMPTS: NonZeroUsize = NonZeroUsize::new(10).unwrap();
 /// How often unused memory is given back.
 const POOL_MAINTENANCE: Duration = Duration::from_mins(1);
 
 #[derive(Debug, thiserror::Error)]
-pub enum ConnectError {
+pub enum S3ClientError {
     #[error("the certificates in {path:?} cannot be used")]
     CaBundle {
         path: PathBuf,
@@ -63,6 +73,18 @@ pub enum ConnectError {
     Probe(ProbeError),
 }
 
+impl S3ClientError {
+    pub fn code(&self) -> FailureCode {
+        match self {
+            Self::CaBundle { .. } | Self::NoCertificates { .. } | Self::NoAuthorities => FailureCode::Certificate,
+            Self::NoProfile { .. } => FailureCode::NoCredentials,
+            Self::Memory { .. } => FailureCode::BadArguments,
+            Self::Client { .. } => FailureCode::Other,
+            Self::Probe(error) => error.code(),
+        }
+    }
+}
+
 pub struct Connected {
     pub client: S3CrtClient,
     pub pool: PagedPool,
@@ -77,12 +99,12 @@ pub struct Connected {
 
 /// How much of the server has to be seen before the client is believed to work.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Trial {
+pub enum BucketCheck {
     /// Ask for one name in the bucket.
-    Ask,
+    Probe,
     /// The bucket was served before, in this region. Whether it can be reached now does not matter: it may be back later, and
     /// until then the applications hear of it.
-    Believe { region: String, network_gbps: Option<f64> },
+    Trust { region: String, network_gbps: Option<f64> },
 }
 
 /// Makes a client that works.
@@ -90,24 +112,28 @@ pub fn connect(
     arguments: &Arguments,
     environment: &Environment,
     path: &S3Path,
-    witness: &Witness,
-    trial: &Trial,
-) -> Result<Connected, ConnectError> {
+    connection_errors: &ConnectionErrors,
+    check: &BucketCheck,
+    metadata: &Arc<MetadataCache>,
+) -> Result<Connected, S3ClientError> {
     if let Some(bundle) = &arguments.ca_bundle {
         TlsConfig::new()
             .with_trust_store_path(bundle)
             .validate()
-            .map_err(|cause| ConnectError::CaBundle { path: bundle.clone(), cause })?;
+            .map_err(|cause| S3ClientError::CaBundle { path: bundle.clone(), cause })?;
     }
     let memory = memory_limit(arguments);
     let instance = InstanceInfo::new();
-    let region = match trial {
-        Trial::Believe { region, .. } if arguments.region.is_none() => Region::new_inferred(region.clone()),
-        Trial::Ask | Trial::Believe { .. } => autoconfigure::get_region(&instance, arguments.region.clone()),
+    let region = match check {
+        BucketCheck::Trust { region, .. } if arguments.region.is_none() => Region::new_inferred(region.clone()),
+        BucketCheck::Probe | BucketCheck::Trust { .. } => {
+            autoconfigure::get_region(&instance, arguments.region.clone())
+        }
     };
     let region_name = region.as_str().to_owned();
-    let throughput = throughput(arguments, &instance, trial);
-    let parts = |parts: &Arguments| part_config(parts).validate(memory).map_err(|cause| ConnectError::Memory { cause });
+    let throughput = throughput(arguments, &instance, check);
+    let parts =
+        |parts: &Arguments| part_config(parts).validate(memory).map_err(|cause| S3ClientError::Memory { cause });
 
     let sizes = parts(arguments)?;
     let pool = PagedPool::config()
@@ -120,9 +146,9 @@ pub fn connect(
         .with_maintenance_interval(POOL_MAINTENANCE)
         .build();
     let create = |region: Region, sizes: PartConfig| {
-        let config = client_config(arguments, region, throughput, sizes);
-        // The library's own check would retry for minutes without a word; ours follows.
-        config.create_client(pool.clone(), None).map_err(|cause| explain(cause, arguments))
+        let config = client_config(arguments, environment, &region, throughput, &sizes)?;
+        let config = config.memory_pool(pool.clone()).telemetry_callback(Arc::clone(metadata) as Arc<dyn OnTelemetry>);
+        S3CrtClient::new(config).map_err(|cause| explain(cause, arguments))
     };
 
     let server = arguments
@@ -143,45 +169,43 @@ pub fn connect(
         network_gbps,
         throughput_gbps: throughput.value(),
     };
-    if *trial != Trial::Ask {
+    if *check != BucketCheck::Probe {
         return Ok(connected(client, region_name));
     }
-    match probe::check(&client, path, &server, witness) {
+    match probe::check(&client, path, &server, connection_errors) {
         Ok(()) => Ok(connected(client, region_name)),
         Err(ProbeError::OtherRegion { region, .. }) if arguments.region.is_none() => {
             tracing::warn!(region, "the bucket is in another region");
             let client = create(Region::new_inferred(region.clone()), parts(arguments)?)?;
-            probe::check(&client, path, &server, witness).map_err(ConnectError::Probe)?;
+            probe::check(&client, path, &server, connection_errors).map_err(S3ClientError::Probe)?;
             Ok(connected(client, region))
         }
-        Err(error) => Err(ConnectError::Probe(error)),
+        Err(error) => Err(S3ClientError::Probe(error)),
     }
 }
 
-/// The library's words for these are riddles.
-fn explain(cause: anyhow::Error, arguments: &Arguments) -> ConnectError {
-    match (cause.downcast_ref::<NewClientError>(), &arguments.ca_bundle, &arguments.profile) {
-        (Some(NewClientError::TlsConfigurationError(_)), Some(path), _) => {
-            ConnectError::NoCertificates { path: path.clone() }
+/// Explains errors whose message in the library does not name the flag.
+fn explain(cause: NewClientError, arguments: &Arguments) -> S3ClientError {
+    match (&cause, &arguments.ca_bundle, &arguments.profile) {
+        (NewClientError::TlsConfigurationError(_), Some(path), _) => {
+            S3ClientError::NoCertificates { path: path.clone() }
         }
-        (Some(NewClientError::ProviderFailure(error)), None, _)
-            if error.to_string().contains("TRUST_STORE_NOT_FOUND") =>
-        {
-            ConnectError::NoAuthorities
+        (NewClientError::ProviderFailure(error), None, _) if error.to_string().contains("TRUST_STORE_NOT_FOUND") => {
+            S3ClientError::NoAuthorities
         }
-        (Some(NewClientError::ProviderFailure(_)), _, Some(profile)) => {
-            ConnectError::NoProfile { profile: profile.clone() }
-        }
-        _ => ConnectError::Client { cause },
+        (NewClientError::ProviderFailure(_), _, Some(profile)) => S3ClientError::NoProfile { profile: profile.clone() },
+        _ => S3ClientError::Client { cause: cause.into() },
     }
 }
 
+/// The settings of AWS's mount-s3, and a look at the headers of responses.
 fn client_config(
     arguments: &Arguments,
-    region: Region,
-    throughput_target: TargetThroughputSetting,
-    part_config: PartConfig,
-) -> ClientConfig {
+    environment: &Environment,
+    region: &Region,
+    throughput: TargetThroughputSetting,
+    parts: &PartConfig,
+) -> Result<S3ClientConfig, S3ClientError> {
     let auth_config = match &arguments.profile {
         _ if arguments.no_sign_request => S3ClientAuthConfig::NoSigning,
         Some(profile) => S3ClientAuthConfig::Profile(profile.clone()),
@@ -189,21 +213,42 @@ fn client_config(
     };
     let mut user_agent = UserAgent::new(arguments.user_agent_prefix.clone());
     user_agent.key_value("s3csi", env!("CARGO_PKG_VERSION"));
-    ClientConfig {
-        region,
-        endpoint_url: arguments.endpoint_url.clone(),
-        addressing_style: if arguments.force_path_style { AddressingStyle::Path } else { AddressingStyle::Automatic },
-        dual_stack: arguments.dual_stack,
-        transfer_acceleration: arguments.transfer_acceleration,
-        auth_config,
-        requester_pays: arguments.requester_pays,
-        expected_bucket_owner: arguments.expected_bucket_owner.clone(),
-        throughput_target,
-        bind: arguments.bind.clone(),
-        part_config,
-        user_agent,
-        tls_config: arguments.ca_bundle.as_ref().map(|path| TlsConfig::new().with_trust_store_path(path)),
+    let mut endpoint = EndpointConfig::new(region.as_str())
+        .addressing_style(if arguments.force_path_style { AddressingStyle::Path } else { AddressingStyle::Automatic })
+        .use_accelerate(arguments.transfer_acceleration)
+        .use_dual_stack(arguments.dual_stack);
+    if let Some(url) = &arguments.endpoint_url {
+        let uri = Uri::new_from_str(&Allocator::default(), url).map_err(|cause| S3ClientError::Client {
+            cause: anyhow::Error::new(cause).context("invalid endpoint URL"),
+        })?;
+        endpoint = endpoint.endpoint(uri);
     }
+    let mut config = S3ClientConfig::new()
+        .auth_config(auth_config)
+        .throughput_target_gbps(throughput.value())
+        .read_part_size(parts.read_size_bytes)
+        .write_part_size(parts.write_size_bytes)
+        .read_backpressure(true)
+        .initial_read_window(parts.read_size_bytes)
+        .user_agent(user_agent)
+        .max_attempts(MAX_ATTEMPTS)
+        .endpoint_config(endpoint);
+    if let Some(interfaces) = &arguments.bind {
+        config = config.network_interface_names(interfaces.clone());
+    }
+    if arguments.requester_pays {
+        config = config.request_payer("requester");
+    }
+    if let Some(owner) = &arguments.expected_bucket_owner {
+        config = config.bucket_owner(owner);
+    }
+    if let Some(path) = &arguments.ca_bundle {
+        config = config.tls_config(TlsConfig::new().with_trust_store_path(path));
+    }
+    if let Some(threads) = environment.event_loop_threads {
+        config = config.event_loop_threads(threads);
+    }
+    Ok(config)
 }
 
 fn memory_limit(arguments: &Arguments) -> MemoryLimitSetting {
@@ -222,12 +267,12 @@ fn part_config(arguments: &Arguments) -> PartConfig {
 
 /// Asks the instance metadata service only if no flag says it, and only once for a mount: where there is none, it takes a while
 /// until that is noticed.
-fn throughput(arguments: &Arguments, instance: &InstanceInfo, trial: &Trial) -> TargetThroughputSetting {
+fn throughput(arguments: &Arguments, instance: &InstanceInfo, check: &BucketCheck) -> TargetThroughputSetting {
     if let Some(gbps) = arguments.maximum_throughput_gbps {
         #[expect(clippy::cast_precision_loss, reason = "no network has 2^53 gigabits per second")]
         return TargetThroughputSetting::User { gbps: gbps as f64 };
     }
-    if let Trial::Believe { network_gbps, .. } = trial {
+    if let BucketCheck::Trust { network_gbps, .. } = check {
         return network_gbps
             .map_or(TargetThroughputSetting::Default, |gbps| TargetThroughputSetting::Instance { gbps });
     }

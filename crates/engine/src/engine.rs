@@ -1,41 +1,45 @@
 //! Puts the parts together: client, file system, front, session; then serves until the end.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use mountpoint_s3_client::ObjectClient;
-use mountpoint_s3_fs::content_type::ContentTypeDetection;
 use mountpoint_s3_fs::data_cache::{
     CacheLimit, DiskDataCache, DiskDataCacheConfig, ExpressDataCache, ExpressDataCacheConfig, ManagedCacheDir,
     MultilevelDataCache,
 };
-use mountpoint_s3_fs::fs::{CacheConfig, TimeToLive, UploadChecksumAlgorithm};
 use mountpoint_s3_fs::fuse::S3FuseFilesystem;
 use mountpoint_s3_fs::memory::PagedPool;
 use mountpoint_s3_fs::metrics::{self, MetricsConfig, OtlpConfig};
-use mountpoint_s3_fs::prefetch::{Prefetcher, PrefetcherBuilder, PrefetcherConfig};
-use mountpoint_s3_fs::s3::{S3Path, S3Personality};
-use mountpoint_s3_fs::{Runtime, S3Filesystem, S3FilesystemConfig, ServerSideEncryption, Superblock, SuperblockConfig};
+use mountpoint_s3_fs::prefetch::{Prefetcher, PrefetcherBuilder};
+use mountpoint_s3_fs::s3::S3Path;
+use mountpoint_s3_fs::{Runtime, S3Filesystem, ServerSideEncryption, Superblock, SuperblockConfig};
 
-use crate::cli::{Arguments, BucketType, Environment, RenameMode, UploadChecksums};
-use crate::client::{Ahead, LISTING_BELIEVED, Listings, MemoryBudget, Moves, StoreClient};
-use crate::connect::{self, ConnectError, Trial};
-use crate::front::{AfterMove, Commits, Front, Habits, Observed, Requests};
-use crate::session::{
-    self, Access, Keeper, KeeperError, MountError, MountOptions, Resending, SessionError, Succession,
+use s3csi_core::FailureCode;
+use s3csi_handoff::core_dumps;
+
+use crate::cli::{Arguments, Environment};
+use crate::client::{
+    FallbackLister, MemoryBudget, MetadataCache, Moves, SmallFilePrefetch, StoreClient, Watchdog, WatchdogLimits,
 };
-use crate::state::{State, StateError, Turn};
-use crate::{background, logging};
+use crate::connect::{self, BucketCheck, S3ClientError};
+use crate::front::{
+    self, AfterRename, Bucket, Front, FrontConfig, FrontContext, HandleRecords, RecordingMetablock, Requests,
+};
+use crate::pid_file::PidFileError;
+use crate::session::{
+    self, AllowedUsers, MountError, MountOptions, Resending, SessionError, Supervisor, SupervisorError, Takeover,
+};
+use crate::state::{MountedSource, Start, State, StateError};
+use crate::{background, logging, pid_file, settings};
 
-/// Attributes are believed this long when data is cached: without it, every read would ask the server first.
-const METADATA_TTL_WITH_CACHE: Duration = Duration::from_mins(1);
 const CACHE_BLOCK: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    #[error("cannot log")]
+    #[error("cannot start logging")]
     Logging(#[source] logging::LoggingError),
 
     #[error("cannot collect metrics")]
@@ -54,7 +58,7 @@ pub enum EngineError {
     Connect {
         bucket: String,
         #[source]
-        cause: ConnectError,
+        cause: S3ClientError,
     },
 
     #[error("the cache directory {path:?} cannot be used")]
@@ -71,21 +75,35 @@ pub enum EngineError {
         cause: Box<dyn std::error::Error + Send + Sync>,
     },
 
-    #[error("cannot be kept")]
-    Keeper(#[source] KeeperError),
+    #[error("cannot use the staging directory (--stage)")]
+    Stage {
+        #[source]
+        cause: io::Error,
+    },
 
-    #[error("cannot remember what is open")]
+    #[error("cannot connect to the supervisor")]
+    Supervisor(#[source] SupervisorError),
+
+    #[error("cannot use the state memory")]
     State(#[source] StateError),
 
     #[error("cannot serve the mount point")]
     Session(#[source] SessionError),
 
-    #[error("cannot write the process id to {path:?}")]
-    PidFile {
-        path: PathBuf,
+    #[error("cannot start the thread that stores files again")]
+    Retries {
         #[source]
         cause: io::Error,
     },
+
+    #[error("cannot start the thread that ends requests without an answer")]
+    Watchdog {
+        #[source]
+        cause: io::Error,
+    },
+
+    #[error(transparent)]
+    PidFile(PidFileError),
 
     #[error("cannot report that the mount works")]
     Report {
@@ -93,102 +111,179 @@ pub enum EngineError {
         cause: io::Error,
     },
 
-    #[error("the mount ended badly")]
+    #[error("the FUSE session failed")]
     Ended {
         #[source]
         cause: anyhow::Error,
     },
 }
 
+impl EngineError {
+    /// The code for the program that started us.
+    pub fn code(&self) -> FailureCode {
+        match self {
+            Self::Connect { cause, .. } => cause.code(),
+            Self::Bucket(_) => FailureCode::BadArguments,
+            Self::Logging(_)
+            | Self::Metrics { .. }
+            | Self::MountPoint(_)
+            | Self::Cache { .. }
+            | Self::SharedCache { .. }
+            | Self::Stage { .. }
+            | Self::Retries { .. }
+            | Self::Watchdog { .. }
+            | Self::Supervisor(_)
+            | Self::State(_)
+            | Self::Session(_)
+            | Self::PidFile(_)
+            | Self::Report { .. }
+            | Self::Ended { .. } => FailureCode::Other,
+        }
+    }
+}
+
 /// Mounts, says so, and serves until the mount or the process is ended.
 pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), EngineError> {
-    let witness = logging::start(arguments, environment).map_err(EngineError::Logging)?;
+    let connection_errors = logging::start(arguments, environment).map_err(EngineError::Logging)?;
     let _metrics = metrics::install(metrics_config(arguments)).map_err(|cause| EngineError::Metrics { cause })?;
     let path = arguments.s3_path().map_err(EngineError::Bucket)?;
     let mount_point = session::mount_point(arguments, environment).map_err(EngineError::MountPoint)?;
 
-    let (keeper, state) = match environment.keeper {
-        Some(descriptors) => {
-            Keeper::connect(descriptors).map(|(keeper, state)| (Some(keeper), state)).map_err(EngineError::Keeper)?
+    let (supervisor, state) = open_state(environment)?;
+    // A supervisor without privileges has set our oom_score_adj long before: it does so as soon as we are started.
+    core_dumps::forbid_inspection();
+    match_source(arguments, environment, &path, &state)?;
+    let start = state.start();
+    let check = match state.region() {
+        Some(region)
+            if start == Start::Resumed && !environment.supervisor.is_some_and(|it| it.must_check_credentials) =>
+        {
+            BucketCheck::Trust { region, network_gbps: state.network_gbps() }
         }
-        None => (None, State::private().map_err(EngineError::State)?),
-    };
-    let turn = state.turn();
-    let trial = match state.region() {
-        Some(region) if turn == Turn::Successor && !environment.keeper.is_some_and(|it| it.must_be_sure) => {
-            Trial::Believe { region, network_gbps: state.network_gbps() }
-        }
-        Some(_) | None => Trial::Ask,
+        Some(_) | None => BucketCheck::Probe,
     };
 
-    let connected = connect::connect(arguments, environment, &path, &witness, &trial)
+    let metadata = Arc::new(MetadataCache::new(&path.bucket));
+    let connected = connect::connect(arguments, environment, &path, &connection_errors, &check, &metadata)
         .map_err(|cause| EngineError::Connect { bucket: path.bucket.to_string(), cause })?;
     state.note_network(&connected.region, connected.network_gbps);
     let runtime = Runtime::new(connected.client.event_loop_group());
-    let personality = personality(arguments, &path, &connected.client);
-    let moves = moves(arguments.rename_mode, personality);
-    let after_move = if matches!(moves, Moves::Copy(_)) { AfterMove::LookAgain } else { AfterMove::Nothing };
-    let ahead = Arc::new(Ahead::default());
+    let raw = settings::raw_config(arguments, &path, &connected.client);
+    let personality = settings::personality(arguments, &path, &connected.client);
+    let moves = settings::moves(arguments.rename_mode, personality);
+    let after_rename =
+        if matches!(moves, Moves::Copy(_)) { AfterRename::Revalidate } else { AfterRename::KeepAttributes };
+    let small_files = Arc::new(SmallFilePrefetch::default());
+    let watchdog = start_watchdog(environment, connected.memory_target)?;
     let client = StoreClient {
         inner: connected.client,
         moves: Arc::new(moves),
         buffers: MemoryBudget::within_target(connected.memory_target),
-        ahead: Arc::clone(&ahead),
-        listings: listings(arguments),
+        small_files: Arc::clone(&small_files),
+        listings: settings::listings(arguments),
+        metadata: Arc::clone(&metadata),
+        watchdog,
+        listing_check: Arc::default(),
+        fallback: Arc::new(FallbackLister::new(raw.clone())),
     };
 
-    let cache_directory = cache_directory(arguments, environment, turn)?;
-    let caches = Caches { directory: cache_directory.as_ref(), turn };
+    let cache_directory = cache_directory(arguments, environment, start)?;
+    let caches = Caches { directory: cache_directory.as_ref(), start };
     let prefetcher = prefetcher(arguments, &path, &client, &runtime, &connected.pool, caches)?;
-    let mut config = file_system_config(arguments, personality);
-    bound_read_window(&mut config.prefetcher_config, connected.throughput_gbps);
+    let mut config = settings::file_system_config(arguments, personality);
+    settings::bound_read_window(&mut config.prefetcher_config, connected.throughput_gbps);
+    let records = Arc::new(HandleRecords::default());
     let superblock_config = SuperblockConfig { cache_config: config.cache_config.clone(), s3_personality: personality };
-    let superblock = Observed(Superblock::new(client.clone(), path, superblock_config));
+    let bucket = Bucket::new(
+        client.clone(),
+        path.bucket.to_string(),
+        path.prefix.to_string(),
+        settings::upload_settings(arguments, &config),
+        raw,
+    );
+    let front_config = settings::front_config(arguments, &config);
+    let metablock = Arc::new(Superblock::new(client.clone(), path, superblock_config));
+    let superblock = RecordingMetablock { inner: Arc::clone(&metablock), records: Arc::clone(&records) };
     let files = S3Filesystem::new(client, prefetcher, connected.pool, runtime, superblock, config);
 
     let options = MountOptions {
-        access: Access::of(arguments),
+        access: AllowedUsers::of(arguments),
         is_read_only: arguments.read_only,
         unmounts_itself: arguments.auto_unmount,
     };
     let most_threads = usize::try_from(arguments.max_threads).unwrap_or(usize::MAX);
-    let commits = if arguments.incremental_upload { Commits::AtFlush } else { Commits::AtEnd };
-    if environment.trials.is_library_front {
-        let succession = Succession { state: &state, keeper: None, heir: &(), resending: Resending::IfPossible };
+    if environment.test_hooks.is_library_front {
+        let takeover = Takeover { state: &state, supervisor: None, resumable: &(), resending: Resending::IfPossible };
         let files = S3FuseFilesystem::new(files, None);
         let (session, _stop) =
-            session::start(files, mount_point, &options, most_threads, &succession).map_err(EngineError::Session)?;
+            session::start(files, mount_point, &options, most_threads, &takeover).map_err(EngineError::Session)?;
         report(arguments, environment)?;
         return session.join().map_err(|cause| EngineError::Ended { cause });
     }
-    let trap = environment.trials.trap.clone().filter(|_| turn == Turn::First);
-    let front = Arc::new(Front::new(files, &state, Habits { after_move, commits, trap }, ahead));
-    let resending = if environment.trials.is_resending_off { Resending::Never } else { Resending::IfPossible };
-    let succession = Succession { state: &state, keeper: keeper.as_ref(), heir: &*front, resending };
+    let directory =
+        settings::stage_directory(arguments, environment, &state).map_err(|cause| EngineError::Stage { cause })?;
+    let front_config = FrontConfig {
+        after_rename,
+        hang_on_lookup: environment.test_hooks.hang_on_lookup.clone().filter(|_| start == Start::First),
+        ..front_config
+    };
+    let context = FrontContext { small_files, records, metablock, bucket, stage: directory, metadata };
+    let front = Arc::new(Front::new(files, &state, front_config, context));
+    let resending = if environment.test_hooks.is_resending_off { Resending::Never } else { Resending::IfPossible };
+    let takeover = Takeover { state: &state, supervisor: supervisor.as_ref(), resumable: &*front, resending };
     let requests = Requests(Arc::clone(&front));
     let (session, _stop) =
-        session::start(requests, mount_point, &options, most_threads, &succession).map_err(EngineError::Session)?;
+        session::start(requests, mount_point, &options, most_threads, &takeover).map_err(EngineError::Session)?;
     front.restore();
+    front::start_retries(&front).map_err(|cause| EngineError::Retries { cause })?;
     match report(arguments, environment) {
-        // The mount works. Whoever wanted to know is gone, but those who use the mount are not.
-        Err(EngineError::Report { cause }) if keeper.is_some() => {
-            tracing::warn!(%cause, "nobody hears that the mount works");
+        // The mount works; a closed stdout must not end it.
+        Err(EngineError::Report { cause }) if supervisor.is_some() => {
+            tracing::warn!(%cause, "cannot report on stdout that the mount is ready");
         }
         reported => reported?,
     }
     session.join().map_err(|cause| EngineError::Ended { cause })?;
+    front.store_all();
     drop(cache_directory);
-    tracing::info!("the mount ended");
+    tracing::info!("unmounted");
     Ok(())
+}
+
+fn open_state(environment: &Environment) -> Result<(Option<Supervisor>, State), EngineError> {
+    match environment.supervisor {
+        Some(descriptors) => Supervisor::connect(descriptors)
+            .map(|(supervisor, state)| (Some(supervisor), state))
+            .map_err(EngineError::Supervisor),
+        None => Ok((None, State::private().map_err(EngineError::State)?)),
+    }
+}
+
+/// A successor shows what the first engine of the mount showed.
+fn match_source(
+    arguments: &Arguments,
+    environment: &Environment,
+    path: &S3Path,
+    state: &State,
+) -> Result<(), EngineError> {
+    let endpoint = arguments.endpoint_url.as_ref().or(environment.endpoint_url.as_ref());
+    let (bucket, prefix) = (path.bucket.to_string(), path.prefix.as_str());
+    let source = MountedSource { bucket: &bucket, prefix, endpoint: endpoint.map(String::as_str) };
+    state.match_source(source).map_err(EngineError::State)
+}
+
+fn start_watchdog(environment: &Environment, memory_target: usize) -> Result<Watchdog, EngineError> {
+    let limits = WatchdogLimits::new(memory_target);
+    let longest_answer = environment.test_hooks.longest_answer.unwrap_or(limits.longest_answer);
+    Watchdog::start(WatchdogLimits { longest_answer, ..limits }).map_err(|cause| EngineError::Watchdog { cause })
 }
 
 /// Supervisors wait for this line.
 fn report(arguments: &Arguments, environment: &Environment) -> Result<(), EngineError> {
-    // Whoever keeps us alive is the one to signal.
-    let is_kept_by_ourselves = environment.keeper.is_some_and(|it| it.fuse.is_some());
+    // With --keep-alive the parent writes its own pid: it is the process to signal.
+    let is_kept_by_ourselves = environment.supervisor.is_some_and(|it| it.fuse.is_some());
     if let Some(path) = environment.pid_file.as_ref().filter(|_| !is_kept_by_ourselves) {
-        std::fs::write(path, std::process::id().to_string())
-            .map_err(|cause| EngineError::PidFile { path: path.clone(), cause })?;
+        pid_file::write(path).map_err(EngineError::PidFile)?;
     }
     let line = format!("{} is mounted at {}\n", arguments.bucket, arguments.mount_point.display());
     let mut output = io::stdout().lock();
@@ -208,120 +303,32 @@ fn metrics_config(arguments: &Arguments) -> Option<MetricsConfig> {
     }))
 }
 
-fn personality(arguments: &Arguments, path: &S3Path, client: &mountpoint_s3_client::S3CrtClient) -> S3Personality {
-    match arguments.bucket_type {
-        Some(BucketType::GeneralPurpose) => S3Personality::Standard,
-        Some(BucketType::Directory) => S3Personality::ExpressOneZone,
-        None => S3Personality::infer_from_bucket(&path.bucket, &client.endpoint_config()),
-    }
-}
-
-fn moves(mode: RenameMode, personality: S3Personality) -> Moves {
-    match mode {
-        RenameMode::Native => Moves::Native,
-        RenameMode::Off => Moves::Refused,
-        RenameMode::Auto if personality.supports_rename_object() => Moves::Native,
-        RenameMode::Auto | RenameMode::Copy => Moves::by_copy(),
-    }
-}
-
-/// What was looked at a moment ago is not asked again. The kernel looks a name up and opens or creates it right after, and the
-/// library asks the server both times: a third of the time it takes to read or create a small file at a real distance.
-/// A moment is what the kernel believes attributes for anyway (100 ms). `--metadata-ttl minimal` asks each time.
-fn just_looked_at() -> CacheConfig {
-    let usual = CacheConfig::new(TimeToLive::Minimal);
-    CacheConfig {
-        serve_lookup_from_cache: true,
-        use_negative_cache: true,
-        // What a listing says is not there was true when that was asked for.
-        negative_cache_ttl: usual.file_ttl.saturating_sub(LISTING_BELIEVED),
-        ..usual
-    }
-}
-
-/// Whoever wants every look to ask the server gets no answers from listings either.
-fn listings(arguments: &Arguments) -> Option<Arc<Listings>> {
-    let asks_each_time = |it: TimeToLive| match it {
-        TimeToLive::Minimal => true,
-        TimeToLive::Duration(time) => time.is_zero(),
-        TimeToLive::Indefinite => false,
-    };
-    let wishes = [arguments.metadata_ttl, arguments.negative_metadata_ttl];
-    (!wishes.into_iter().flatten().any(asks_each_time)).then(Arc::default)
-}
-
-fn file_system_config(arguments: &Arguments, personality: S3Personality) -> S3FilesystemConfig {
-    let usual = S3FilesystemConfig::default();
-    let has_cache = arguments.cache.is_some() || arguments.cache_xz.is_some();
-    let mut cache_config = match arguments.metadata_ttl {
-        Some(ttl) => CacheConfig::new(ttl),
-        None if has_cache => CacheConfig::new(TimeToLive::Duration(METADATA_TTL_WITH_CACHE)),
-        None => just_looked_at(),
-    };
-    if let Some(ttl) = arguments.negative_metadata_ttl {
-        cache_config = cache_config.with_negative_metadata_ttl(ttl);
-    }
-    S3FilesystemConfig {
-        cache_config,
-        uid: arguments.uid.unwrap_or(usual.uid),
-        gid: arguments.gid.unwrap_or(usual.gid),
-        dir_mode: arguments.dir_mode.unwrap_or(usual.dir_mode),
-        file_mode: arguments.file_mode.unwrap_or(usual.file_mode),
-        allow_delete: arguments.allow_delete,
-        allow_overwrite: arguments.allow_overwrite,
-        incremental_upload: arguments.incremental_upload,
-        storage_class: arguments.storage_class.clone(),
-        s3_personality: personality,
-        server_side_encryption: ServerSideEncryption::new(arguments.sse.clone(), arguments.sse_kms_key_id.clone()),
-        upload_checksum_algorithm: match arguments.upload_checksums {
-            Some(UploadChecksums::Crc32c) => Some(UploadChecksumAlgorithm::Crc32c),
-            Some(UploadChecksums::Crc64nvme) => Some(UploadChecksumAlgorithm::Crc64nvme),
-            Some(UploadChecksums::Off) => None,
-            None => personality.supports_additional_checksums().then_some(UploadChecksumAlgorithm::Crc32c),
-        },
-        content_type_detection: if arguments.infer_content_type {
-            ContentTypeDetection::Auto
-        } else {
-            ContentTypeDetection::Disabled
-        },
-        read_only: arguments.read_only,
-        ..usual
-    }
-}
-
-/// How far the library reads ahead of one reader. It would go on until the memory is used up, which makes nothing quicker: what
-/// the network carries in a tenth of a second bridges every distance, and memory that stays the same costs less than new one.
-fn bound_read_window(config: &mut PrefetcherConfig, gbps: f64) {
-    const OF_THE_LIBRARY: usize = 2 << 30;
-    const NARROWEST: usize = 64 << 20;
-    const PER_GBPS: f64 = 12_800_000.0;
-    // Somebody has chosen another one by the library's own variable.
-    if config.max_read_window_size == OF_THE_LIBRARY {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is bounded on the next line")]
-        let window = (gbps * PER_GBPS) as usize;
-        config.max_read_window_size = window.clamp(NARROWEST, OF_THE_LIBRARY);
-    }
-}
-
 /// The library empties the directory now and when the returned value is dropped. A successor leaves it as it is: another
 /// engine may still use it, and what is in it is as good as before.
 fn cache_directory(
     arguments: &Arguments,
     environment: &Environment,
-    turn: Turn,
+    start: Start,
 ) -> Result<Option<ManagedCacheDir>, EngineError> {
     let Some(path) = &arguments.cache else { return Ok(None) };
-    let empties = turn == Turn::First && !environment.keeps_cache;
-    ManagedCacheDir::new_from_parent_with_cache_key(path, environment.cache_key.as_deref(), empties)
+    let empties = start == Start::First && !environment.keeps_cache;
+    let key = environment.cache_key.clone().unwrap_or_else(|| store_and_bucket(arguments, environment));
+    ManagedCacheDir::new_from_parent_with_cache_key(path, Some(&key), empties)
         .map(Some)
         .map_err(|cause| EngineError::Cache { path: path.clone(), cause: Box::new(cause) })
+}
+
+/// Blocks are kept under the key and the `ETag` of their object, which two stores, or two buckets, may have in common.
+fn store_and_bucket(arguments: &Arguments, environment: &Environment) -> OsString {
+    let endpoint = arguments.endpoint_url.as_ref().or(environment.endpoint_url.as_ref());
+    format!("{} {}", endpoint.map_or("", String::as_str), arguments.bucket).into()
 }
 
 /// Where read data is kept.
 #[derive(Clone, Copy)]
 struct Caches<'a> {
     directory: Option<&'a ManagedCacheDir>,
-    turn: Turn,
+    start: Start,
 }
 
 /// What reads ahead of the application: from the server, through a disk cache, a shared cache or both.
@@ -346,7 +353,7 @@ where
     let shared = arguments
         .cache_xz
         .as_deref()
-        .map(|bucket| shared_cache(arguments, path, client, bucket, caches.turn))
+        .map(|bucket| shared_cache(arguments, path, client, bucket, caches.start))
         .transpose()?;
     let client = client.clone();
     Ok(match (disk, shared) {
@@ -364,7 +371,7 @@ fn shared_cache<C>(
     path: &S3Path,
     client: &C,
     bucket: &str,
-    turn: Turn,
+    start: Start,
 ) -> Result<ExpressDataCache<C>, EngineError>
 where
     C: ObjectClient + Clone + Send + Sync + 'static,
@@ -372,31 +379,9 @@ where
     let encryption = ServerSideEncryption::new(arguments.sse.clone(), arguments.sse_kms_key_id.clone());
     let config = ExpressDataCacheConfig::new(bucket, &path.bucket).sse(encryption);
     let cache = ExpressDataCache::new(client.clone(), config);
-    if turn == Turn::First {
+    if start == Start::First {
         futures::executor::block_on(cache.verify_cache_valid())
             .map_err(|cause| EngineError::SharedCache { bucket: bucket.to_owned(), cause: Box::new(cause) })?;
     }
     Ok(cache)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn as_much_is_read_ahead_as_the_network_carries_in_a_moment() {
-        check(2 << 30, 10.0, 128_000_000);
-        check(2 << 30, 100.0, 1_280_000_000);
-        check(2 << 30, 1.0, 64 << 20);
-        check(2 << 30, 1000.0, 2 << 30);
-        // Somebody has chosen it.
-        check(5 << 20, 10.0, 5 << 20);
-    }
-
-    #[track_caller]
-    fn check(window: usize, gbps: f64, expected: usize) {
-        let mut config = PrefetcherConfig { max_read_window_size: window, ..PrefetcherConfig::default() };
-        bound_read_window(&mut config, gbps);
-        assert_eq!(config.max_read_window_size, expected, "{gbps}");
-    }
 }

@@ -1,69 +1,83 @@
 //! `mount-s3`: serves one S3 bucket as a FUSE file system. This file only connects the command line with the engine.
 
-mod alive;
 mod background;
 mod cli;
 mod client;
 mod connect;
 mod engine;
 mod front;
+mod keep_alive;
 mod logging;
+mod pid_file;
 mod probe;
 mod session;
+mod settings;
 mod state;
 
 use std::error::Error;
 use std::process::exit;
 
-use alive::AliveError;
 use background::BackgroundError;
-use cli::{Arguments, Environment, Refusal};
-use s3csi_mounter::alone::AloneError;
+use cli::{Arguments, Environment, ErrorFormat, ParseExit};
+use keep_alive::KeepAliveError;
+use s3csi_core::FailureCode;
+use s3csi_handoff::{EngineFailure, core_dumps};
+use s3csi_supervisor::standalone::StandaloneError;
 
 fn main() {
+    core_dumps::forbid_core_dumps();
     // Not by returning: the S3 client library has threads that may wait for a server for minutes, and are not waited for.
     exit(match run() {
         Ok(()) => 0,
-        Err(Ending::Explained(line)) => {
-            eprintln!("mount-s3: {line}");
+        Err(Exit::Failed(failure)) => {
+            match cli::error_format() {
+                ErrorFormat::Text => eprintln!("mount-s3: {}", failure.message),
+                ErrorFormat::Json => eprintln!("{}", failure.to_line()),
+            }
             1
         }
-        Err(Ending::ExplainedByChild) => 1,
+        Err(Exit::ExplainedByChild) => 1,
     });
 }
 
-/// An error is one line, for people and for supervisors that show the last line of the log.
-enum Ending {
-    Explained(String),
+/// An error is one line, for people or for the program that reads our stderr.
+enum Exit {
+    Failed(EngineFailure),
     ExplainedByChild,
 }
 
-fn run() -> Result<(), Ending> {
+impl Exit {
+    fn failed(code: FailureCode, message: String) -> Self {
+        Self::Failed(EngineFailure { code, message })
+    }
+}
+
+fn run() -> Result<(), Exit> {
     let arguments = match Arguments::parse_from_command_line(std::env::args_os()) {
         Ok(arguments) => arguments,
-        Err(Refusal::Asked(text)) => {
+        Err(ParseExit::Help(text)) => {
             print!("{text}");
             return Ok(());
         }
-        Err(Refusal::Wrong(line)) => return Err(Ending::Explained(line)),
+        Err(ParseExit::Invalid(line)) => return Err(Exit::failed(FailureCode::BadArguments, line)),
     };
-    let environment = Environment::read().map_err(Ending::Explained)?;
-    let serves = arguments.foreground || environment.is_background_child || environment.keeper.is_some();
-    let has_keeper = environment.keeper.is_some() || cli::descriptor_of(&arguments.mount_point).is_some();
+    let environment = Environment::read().map_err(|line| Exit::failed(FailureCode::BadArguments, line))?;
+    let serves = arguments.foreground || environment.is_background_child || environment.supervisor.is_some();
+    let has_supervisor = environment.supervisor.is_some() || cli::descriptor_of(&arguments.mount_point).is_some();
     let keeps_alive = arguments.keep_alive || environment.keeps_alive;
-    if serves && keeps_alive && !has_keeper {
-        return alive::run(&arguments, &environment).map_err(|error| match error {
-            AliveError::Alone(AloneError::Explained) => Ending::ExplainedByChild,
-            error => Ending::Explained(chain(&error)),
+    if serves && keeps_alive && !has_supervisor {
+        return keep_alive::run(&arguments, &environment).map_err(|error| match error {
+            KeepAliveError::Standalone(StandaloneError::Reported) => Exit::ExplainedByChild,
+            error => Exit::failed(FailureCode::Other, chain(&error)),
         });
     }
     if serves {
-        return engine::run(&arguments, &environment).map_err(|error| Ending::Explained(chain(&error)));
+        return engine::run(&arguments, &environment).map_err(|error| Exit::failed(error.code(), chain(&error)));
     }
     match background::start() {
         Ok(line) => println!("{line}"),
-        Err(BackgroundError::ChildFailed) => return Err(Ending::ExplainedByChild),
-        Err(error) => return Err(Ending::Explained(chain(&error))),
+        Err(BackgroundError::ChildFailed) => return Err(Exit::ExplainedByChild),
+        Err(error) => return Err(Exit::failed(FailureCode::Other, chain(&error))),
     }
     Ok(())
 }

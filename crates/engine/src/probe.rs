@@ -1,7 +1,7 @@
 //! One question to the server before anything is mounted, and an explanation in plain words if it does not help.
 //!
 //! The S3 client library is stubborn on purpose (a file system must not fail on a hiccup): it retries a refused connection
-//! for a minute and an untrusted certificate for four. At the start somebody waits for the answer, so here it is bounded.
+//! for a minute and an untrusted certificate for four. At start the caller waits for the answer, so here it is bounded.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -13,12 +13,18 @@ use mountpoint_s3_client::error_metadata::ProvideErrorMetadata;
 use mountpoint_s3_client::{ObjectClient, S3CrtClient, S3RequestError};
 use mountpoint_s3_fs::s3::S3Path;
 
-use crate::logging::crt::{Trouble, Witness};
+use s3csi_core::FailureCode;
+use s3csi_core::text::shortened;
+
+use crate::client::lacks_etag;
+use crate::logging::crt::{ConnectionErrors, ConnectionProblem};
 
 /// A server that is just being restarted is back by then.
 const CONNECTION_PATIENCE: Duration = Duration::from_secs(5);
 /// Background mode gives up after thirty seconds; our explanation must come before.
 const PATIENCE: Duration = Duration::from_secs(25);
+/// How much of the store's answer is repeated; those of AWS are shorter.
+const MAX_WORDS_BYTES: usize = 200;
 /// How often we look whether the library complained.
 const GLANCE: Duration = Duration::from_millis(50);
 
@@ -27,18 +33,18 @@ pub enum ProbeError {
     #[error("bucket {bucket:?} does not exist at {server}; check its name, or create it")]
     NoBucket { bucket: String, server: String },
 
-    #[error("{server} does not know the access key ({code}); check AWS_ACCESS_KEY_ID or the profile")]
-    UnknownKey { server: String, code: String },
+    #[error("{server} does not know the access key ({words}); check AWS_ACCESS_KEY_ID or the profile")]
+    UnknownKey { server: String, words: String },
 
     #[error(
-        "the secret key does not belong to the access key, says {server} ({code}); check AWS_SECRET_ACCESS_KEY or the profile"
+        "the secret key does not belong to the access key, says {server} ({words}); check AWS_SECRET_ACCESS_KEY or the profile"
     )]
-    WrongSecret { server: String, code: String },
+    WrongSecret { server: String, words: String },
 
     #[error(
-        "the credentials have no permission to list bucket {bucket:?} at {server} ({code}); ask its owner for s3:ListBucket, s3:GetObject and s3:PutObject"
+        "the credentials have no permission to list bucket {bucket:?} at {server} ({words}); ask its owner for s3:ListBucket, s3:GetObject and s3:PutObject"
     )]
-    NoPermission { bucket: String, server: String, code: String },
+    NoPermission { bucket: String, server: String, words: String },
 
     #[error(
         "no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, use --profile, or --no-sign-request for a public bucket"
@@ -59,13 +65,38 @@ pub enum ProbeError {
     #[error("{server} did not answer within {} seconds; check the address and the server", PATIENCE.as_secs())]
     Silent { server: String },
 
+    #[error(
+        "{server} answered with something that is no S3 listing of bucket {bucket:?}; check that the endpoint is an S3 server"
+    )]
+    Unreadable { bucket: String, server: String },
+
     #[error("{server} refused to list bucket {bucket:?} ({words})")]
     Refused { bucket: String, server: String, words: String },
 }
 
+impl ProbeError {
+    pub fn code(&self) -> FailureCode {
+        match self {
+            Self::NoBucket { .. } => FailureCode::NoSuchBucket,
+            Self::UnknownKey { .. } | Self::WrongSecret { .. } => FailureCode::UnknownKey,
+            Self::NoPermission { .. } => FailureCode::Forbidden,
+            Self::NoCredentials => FailureCode::NoCredentials,
+            Self::Certificate { .. } => FailureCode::Certificate,
+            Self::Unreachable { .. } | Self::Silent { .. } => FailureCode::Unreachable,
+            Self::Unreadable { .. } => FailureCode::InvalidResponse,
+            Self::OtherRegion { .. } | Self::Refused { .. } => FailureCode::Other,
+        }
+    }
+}
+
 /// Lists at most one name, as the mount itself will do all the time.
-pub fn check(client: &S3CrtClient, path: &S3Path, server: &str, witness: &Witness) -> Result<(), ProbeError> {
-    let troubles = witness.listen();
+pub fn check(
+    client: &S3CrtClient,
+    path: &S3Path,
+    server: &str,
+    connection_errors: &ConnectionErrors,
+) -> Result<(), ProbeError> {
+    let problems = connection_errors.listen();
     let (sender, answered) = channel();
     let (asking, bucket, prefix) = (client.clone(), path.bucket.to_string(), path.prefix.to_string());
     // One name and not none: some servers answer "none" for a bucket that does not exist.
@@ -75,13 +106,17 @@ pub fn check(client: &S3CrtClient, path: &S3Path, server: &str, witness: &Witnes
     let mut last_words = None;
     let outcome = loop {
         match answered.recv_timeout(GLANCE) {
+            // The bucket can be listed; our client reads such a listing by itself.
+            Ok(Err(error)) if lacks_etag(&error) => break Ok(()),
             Ok(answer) => break answer.map_err(|error| explain(&error, path, server)),
             Err(RecvTimeoutError::Disconnected) => break Err(ProbeError::Silent { server: server.to_owned() }),
             Err(RecvTimeoutError::Timeout) => {}
         }
-        match troubles.try_iter().last() {
-            Some(Trouble::Tls(words)) => break Err(ProbeError::Certificate { server: server.to_owned(), words }),
-            Some(Trouble::Connection(words)) => last_words = Some(words),
+        match problems.try_iter().last() {
+            Some(ConnectionProblem::Tls(words)) => {
+                break Err(ProbeError::Certificate { server: server.to_owned(), words });
+            }
+            Some(ConnectionProblem::Connection(words)) => last_words = Some(words),
             None => {}
         }
         match &last_words {
@@ -90,7 +125,7 @@ pub fn check(client: &S3CrtClient, path: &S3Path, server: &str, witness: &Witnes
             _ => {}
         }
     };
-    witness.stop();
+    connection_errors.stop();
     outcome
 }
 
@@ -109,16 +144,24 @@ fn explain(error: &ListError, path: &S3Path, server: &str) -> ProbeError {
     };
     match error {
         S3RequestError::Forbidden(words, details) => {
-            forbidden(bucket, server, details.error_code.as_deref().unwrap_or(words))
+            let code = details.error_code.as_deref().unwrap_or(words);
+            forbidden(bucket, server, code, details.error_message.as_deref())
         }
         S3RequestError::NoSigningCredentials => ProbeError::NoCredentials,
         S3RequestError::IncorrectRegion(region, _) => ProbeError::OtherRegion { bucket, region: region.clone() },
+        S3RequestError::InternalError(cause) => {
+            // The words are a dump of what the store sent.
+            tracing::debug!(%cause, "the answer cannot be read");
+            ProbeError::Unreadable { bucket, server }
+        }
         S3RequestError::CrtError(cause) => unreachable(&server, &cause.to_string()),
         other => {
             let details = other.meta();
             let words = match (details.http_code, details.error_code) {
                 (Some(404), _) => return ProbeError::NoBucket { bucket, server },
-                (Some(status), Some(code)) => format!("HTTP {status}, {code}"),
+                (Some(status), Some(code)) => {
+                    format!("HTTP {status}, {}", words_of_store(&code, details.error_message.as_deref()))
+                }
                 (Some(status), None) => format!("HTTP {status}"),
                 (None, _) => causes(other),
             };
@@ -127,12 +170,21 @@ fn explain(error: &ListError, path: &S3Path, server: &str) -> ProbeError {
     }
 }
 
-fn forbidden(bucket: String, server: String, code: &str) -> ProbeError {
-    let code = code.to_owned();
-    match code.as_str() {
-        "InvalidAccessKeyId" | "NotSignedUp" | "InvalidClientTokenId" => ProbeError::UnknownKey { server, code },
-        "SignatureDoesNotMatch" => ProbeError::WrongSecret { server, code },
-        _ => ProbeError::NoPermission { bucket, server, code },
+fn forbidden(bucket: String, server: String, code: &str, message: Option<&str>) -> ProbeError {
+    let words = words_of_store(code, message);
+    match code {
+        "InvalidAccessKeyId" | "NotSignedUp" | "InvalidClientTokenId" => ProbeError::UnknownKey { server, words },
+        "SignatureDoesNotMatch" => ProbeError::WrongSecret { server, words },
+        _ => ProbeError::NoPermission { bucket, server, words },
+    }
+}
+
+/// Code and message of the store's answer. Operators search for its words, and the store is not trusted to be brief.
+fn words_of_store(code: &str, message: Option<&str>) -> String {
+    let code = shortened(code, MAX_WORDS_BYTES);
+    match message.map(|it| shortened(it, MAX_WORDS_BYTES)) {
+        Some(message) if !message.is_empty() && message != code => format!("{code}: {message}"),
+        Some(_) | None => code,
     }
 }
 
@@ -165,8 +217,18 @@ mod tests {
     use super::*;
 
     fn check(code: &str, expected: &str) {
-        let message = forbidden("logs".into(), "http://store".into(), code).to_string();
-        assert!(message.contains(expected) && message.contains(code), "{message}");
+        let message = forbidden("logs".into(), "http://store".into(), code, Some("Words of the store")).to_string();
+        let answer = format!("({code}: Words of the store)");
+        assert!(message.contains(expected) && message.contains(&answer), "{message}");
+    }
+
+    #[test]
+    fn the_words_of_the_store_are_bounded() {
+        assert_eq!(words_of_store("AccessDenied", None), "AccessDenied");
+        assert_eq!(words_of_store("AccessDenied", Some("")), "AccessDenied");
+        assert_eq!(words_of_store("AccessDenied", Some("Access\nDenied\u{7}")), "AccessDenied: Access; Denied");
+        let words = words_of_store("AccessDenied", Some(&"x".repeat(10_000)));
+        assert!(words.len() < 250 && words.ends_with('…'), "{words}");
     }
 
     #[test]

@@ -3,6 +3,10 @@
 use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use s3csi_handoff::{ERRORS_VARIABLE, JSON_ERRORS, KEEP_ALIVE_VARIABLE};
+use s3csi_supervisor::control::{CHECK_CREDENTIALS_VARIABLE, DESCRIPTORS_VARIABLE};
 
 /// Variables that the file system library reads by itself, and dies of if they are not numbers. Checked before it starts.
 const NUMBERS_OF_THE_LIBRARY: [&str; 3] = [
@@ -27,29 +31,35 @@ pub struct Environment {
     pub is_background_child: bool,
     /// As `--keep-alive`, for those who do not know whether the engine they start knows that flag.
     pub keeps_alive: bool,
-    /// Whoever started us holds our state and replaces us when we die.
-    pub keeper: Option<KeeperDescriptors>,
+    /// Set by the supervisor that started this engine.
+    pub supervisor: Option<SupervisorDescriptors>,
     /// Where the service manager wants to hear how we are.
     pub manager: Option<PathBuf>,
     /// The file that the keys are in.
     pub keys: Option<PathBuf>,
-    pub trials: Trials,
+    /// Threads of the S3 client library's event loop, if not as many as it chooses.
+    pub event_loop_threads: Option<u16>,
+    /// Where a staging directory is made if no flag names one.
+    pub temporary_directory: PathBuf,
+    pub test_hooks: TestHooks,
 }
 
-/// Trouble that tests ask for, because no machine makes it on demand.
+/// Faults and modes that only tests ask for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Trials {
+pub struct TestHooks {
     /// Behave as on a kernel that does not send requests again.
     pub is_resending_off: bool,
     /// Use the FUSE front of the library instead of ours, to compare them.
     pub is_library_front: bool,
-    /// Whoever looks for this name in the first engine of a mount waits for ever.
-    pub trap: Option<OsString>,
+    /// In the first engine of a mount, LOOKUP of this name never returns.
+    pub hang_on_lookup: Option<OsString>,
+    /// How long a store may take for an answer without content.
+    pub longest_answer: Option<Duration>,
 }
 
-/// What the keeper gives: inherited descriptors, by number.
+/// What the supervisor gives: inherited descriptors, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeeperDescriptors {
+pub struct SupervisorDescriptors {
     /// A file in memory.
     pub state: i32,
     /// A socket.
@@ -57,24 +67,31 @@ pub struct KeeperDescriptors {
     /// The mount, if the arguments name a directory.
     pub fuse: Option<i32>,
     /// Ask the server before the mount is taken over: the keys are new.
-    pub must_be_sure: bool,
+    pub must_check_credentials: bool,
+}
+
+/// How errors are written to stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorFormat {
+    /// A line for people.
+    Text,
+    /// A line for the program that started us.
+    Json,
+}
+
+/// Read apart from the rest, which may be what is wrong.
+pub fn error_format() -> ErrorFormat {
+    match text(ERRORS_VARIABLE).as_deref() {
+        Some(JSON_ERRORS) => ErrorFormat::Json,
+        Some(_) | None => ErrorFormat::Text,
+    }
 }
 
 /// Tells a child of ours that it is one.
 pub const BACKGROUND_CHILD: &str = "S3CSI_ENGINE_BACKGROUND_CHILD";
 
-/// `STATE,CONTROL` or `STATE,CONTROL,MOUNT`: set by whoever keeps the mount. A variable, because an engine that does not know it
-/// must work as well.
-const KEEPER: &str = "S3CSI_ENGINE_KEEPER";
-
-/// Set to anything by whoever keeps the mount.
-const WHEN_SURE: &str = "S3CSI_ENGINE_WHEN_SURE";
-
-/// Set to anything by strategy `systemd` of the driver. A variable for the same reason.
-const KEEP_ALIVE: &str = "S3CSI_ENGINE_KEEP_ALIVE";
-
-/// Words with commas between them: `no-resend`, `library-front`, `trap=NAME`.
-const TRIALS: &str = "S3CSI_ENGINE_TRIALS";
+/// Words with commas between them: `no-resend`, `library-front`, `hang-on-lookup=NAME`, `longest-answer=SECONDS`.
+const TEST_HOOKS: &str = "S3CSI_ENGINE_TRIALS";
 
 impl Environment {
     pub fn read() -> Result<Self, String> {
@@ -92,36 +109,43 @@ impl Environment {
             endpoint_url: text("AWS_ENDPOINT_URL"),
             log_filter: text("MOUNTPOINT_LOG"),
             is_background_child: set(BACKGROUND_CHILD).is_some(),
-            keeps_alive: set(KEEP_ALIVE).is_some(),
-            keeper: text(KEEPER).map(|it| keeper(&it)).transpose()?,
+            keeps_alive: set(KEEP_ALIVE_VARIABLE).is_some(),
+            supervisor: text(DESCRIPTORS_VARIABLE).map(|it| supervisor(&it)).transpose()?,
             manager: set("NOTIFY_SOCKET").map(PathBuf::from),
             keys: set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from),
-            trials: text(TRIALS).map(|it| trials(&it)).transpose()?.unwrap_or_default(),
+            event_loop_threads: text("UNSTABLE_CRT_EVENTLOOP_THREADS").and_then(|it| it.parse().ok()),
+            temporary_directory: set("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from),
+            test_hooks: text(TEST_HOOKS).map(|it| test_hooks(&it)).transpose()?.unwrap_or_default(),
         })
     }
 }
 
-fn keeper(text: &str) -> Result<KeeperDescriptors, String> {
+fn supervisor(text: &str) -> Result<SupervisorDescriptors, String> {
     let numbers: Result<Vec<i32>, _> = text.split(',').map(str::parse).collect();
-    let must_be_sure = set(WHEN_SURE).is_some();
+    let must_check_credentials = set(CHECK_CREDENTIALS_VARIABLE).is_some();
     match numbers.as_deref() {
-        Ok(&[state, control]) => Ok(KeeperDescriptors { state, control, fuse: None, must_be_sure }),
-        Ok(&[state, control, fuse]) => Ok(KeeperDescriptors { state, control, fuse: Some(fuse), must_be_sure }),
-        Ok(_) | Err(_) => Err(format!("the environment variable {KEEPER} must be two or three numbers")),
+        Ok(&[state, control]) => Ok(SupervisorDescriptors { state, control, fuse: None, must_check_credentials }),
+        Ok(&[state, control, fuse]) => {
+            Ok(SupervisorDescriptors { state, control, fuse: Some(fuse), must_check_credentials })
+        }
+        Ok(_) | Err(_) => Err(format!("the environment variable {DESCRIPTORS_VARIABLE} must be two or three numbers")),
     }
 }
 
-fn trials(text: &str) -> Result<Trials, String> {
-    let mut trials = Trials::default();
+fn test_hooks(text: &str) -> Result<TestHooks, String> {
+    let mut test_hooks = TestHooks::default();
     for word in text.split(',') {
         match word.split_once('=') {
-            None if word == "no-resend" => trials.is_resending_off = true,
-            None if word == "library-front" => trials.is_library_front = true,
-            Some(("trap", name)) => trials.trap = Some(name.into()),
-            _ => return Err(format!("the environment variable {TRIALS} contains {word:?}, which nobody knows")),
+            None if word == "no-resend" => test_hooks.is_resending_off = true,
+            None if word == "library-front" => test_hooks.is_library_front = true,
+            Some(("hang-on-lookup", name)) => test_hooks.hang_on_lookup = Some(name.into()),
+            Some(("longest-answer", seconds)) if seconds.parse::<u32>().is_ok() => {
+                test_hooks.longest_answer = seconds.parse().ok().map(Duration::from_secs);
+            }
+            _ => return Err(format!("the environment variable {TEST_HOOKS} contains the unknown word {word:?}")),
         }
     }
-    Ok(trials)
+    Ok(test_hooks)
 }
 
 fn set(name: &str) -> Option<OsString> {

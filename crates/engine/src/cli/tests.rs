@@ -7,7 +7,7 @@ use super::*;
 fn parse(line: &str) -> Result<Arguments, String> {
     let words = std::iter::once("mount-s3").chain(line.split(' ').filter(|it| !it.is_empty())).map(OsString::from);
     Arguments::parse_from_command_line(words).map_err(|refusal| match refusal {
-        Refusal::Asked(text) | Refusal::Wrong(text) => text,
+        ParseExit::Help(text) | ParseExit::Invalid(text) => text,
     })
 }
 
@@ -140,7 +140,7 @@ fn only_plain_numbers_are_descriptors() {
 fn help_and_version_are_no_errors() {
     for line in ["--help", "-h", "--version", "-V"] {
         let words = ["mount-s3", line].map(OsString::from);
-        assert!(matches!(Arguments::parse_from_command_line(words), Err(Refusal::Asked(_))), "{line}");
+        assert!(matches!(Arguments::parse_from_command_line(words), Err(ParseExit::Help(_))), "{line}");
     }
 }
 

@@ -7,17 +7,20 @@
 //! more than they save, and are not repeated.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
 use mountpoint_s3_client::ObjectClient;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::watchdog::{AnswerKind, Watchdog};
 
 /// From when it was sent on. What is not there is then noted by the file system for the rest of a tenth of a second, which is for how
 /// long others' changes may stay unseen.
 pub const BELIEVED: Duration = Duration::from_millis(75);
-/// Early enough that the next one is there before this one may not be believed any more.
+/// Early enough that the next one is there before this one may not be believed any longer.
 const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(35);
 /// Files with a longer pause between them are not stored one after the other.
 const FOLLOWS: Duration = Duration::from_millis(250);
@@ -71,7 +74,7 @@ struct Page {
 }
 
 /// What listings say about one key.
-pub enum Answer {
+pub enum KeyPresence {
     Absent,
     Unknown,
     /// Ask again when this is complete.
@@ -80,36 +83,36 @@ pub enum Answer {
 
 impl Listings {
     /// `key` is that of an object, or of a directory with a slash at its end.
-    pub fn answer(&self, now: Instant, key: &str) -> Answer {
+    pub fn answer(&self, now: Instant, key: &str) -> KeyPresence {
         if !is_plain(key) {
-            return Answer::Unknown;
+            return KeyPresence::Unknown;
         }
         let name = directory(key);
         let pages: Vec<Names> = {
             let mut seen = self.lock();
             let look = seen.look;
-            let Some(directory) = seen.directories.get_mut(name) else { return Answer::Unknown };
+            let Some(directory) = seen.directories.get_mut(name) else { return KeyPresence::Unknown };
             directory.forget_old(now, look);
             let is_changed = directory.pages.iter().any(|it| it.changed.contains(key));
             if is_changed || !directory.is_filled(now) {
-                return Answer::Unknown;
+                return KeyPresence::Unknown;
             }
             directory.pages.iter().rev().map(|it| it.names.clone()).collect()
         };
-        // Whoever looks at a page that has just arrived also takes it to pieces, so nobody else waits for that.
+        // The page is parsed by the first thread that needs it.
         let mut coming = None;
         for page in pages {
             match page.clone().now_or_never() {
-                Some(Some(names)) if names.contains(key) => return Answer::Unknown,
+                Some(Some(names)) if names.contains(key) => return KeyPresence::Unknown,
                 Some(Some(_)) => {
                     self.note_answer(name, &page);
-                    return Answer::Absent;
+                    return KeyPresence::Absent;
                 }
                 Some(None) => self.give_up(name),
                 None => coming = Some(page),
             }
         }
-        coming.map_or(Answer::Unknown, Answer::Coming)
+        coming.map_or(KeyPresence::Unknown, KeyPresence::Coming)
     }
 
     /// Notes a look at an object, and how long the server took if it was asked. Answers its directory, with a slash unless it is the
@@ -172,7 +175,7 @@ impl Listings {
         directory.last_stored = now;
     }
 
-    /// Somebody lists the directory by himself, and must not see less afterwards.
+    /// An explicit listing must not be contradicted by an older cached one.
     pub fn forget(&self, directory: &str) {
         if let Some(directory) = self.lock().directories.get_mut(directory) {
             directory.pages.clear();
@@ -194,7 +197,7 @@ impl Listings {
     }
 
     fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 }
 
@@ -220,13 +223,14 @@ impl Directory {
 }
 
 /// The names in a directory, if they fit one page. Starts when it is polled for the first time.
-pub fn list<C>(client: C, bucket: &str, directory: &str) -> Names
+pub fn list<C>(client: C, watchdog: Watchdog, bucket: &str, directory: &str) -> Names
 where
     C: ObjectClient + Send + Sync + 'static,
 {
     let (bucket, directory) = (bucket.to_owned(), directory.to_owned());
     async move {
-        let page = client.list_objects(&bucket, None, "/", PAGE, &directory).await.ok()?;
+        let ask = client.list_objects(&bucket, None, "/", PAGE, &directory);
+        let page = watchdog.watch(AnswerKind::Short, ask).await.ok()?.ok()?;
         let is_whole = page.next_continuation_token.is_none();
         let keys = page.objects.into_iter().map(|it| it.key).chain(page.common_prefixes);
         is_whole.then(|| Arc::new(keys.collect()))
@@ -278,7 +282,7 @@ mod tests {
 
     #[track_caller]
     fn check(listings: &Listings, now: Instant, key: &str, is_absent: bool) {
-        assert_eq!(matches!(listings.answer(now, key), Answer::Absent), is_absent, "{key}");
+        assert_eq!(matches!(listings.answer(now, key), KeyPresence::Absent), is_absent, "{key}");
     }
 
     #[test]
@@ -368,7 +372,7 @@ mod tests {
         listings.keep(later, "a/", futures::future::pending().boxed().shared());
         check(&listings, later, "a/7", true);
         assert_eq!(listings.looked(later, "a/7", None), None);
-        assert!(matches!(listings.answer(now + BELIEVED + MOMENT, "a/7"), Answer::Coming(_)));
+        assert!(matches!(listings.answer(now + BELIEVED + MOMENT, "a/7"), KeyPresence::Coming(_)));
     }
 
     /// How many looks pass until the directory is listed again.
@@ -408,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_lists_by_himself_sees_nothing_vanish() {
+    fn an_explicit_listing_discards_cached_pages() {
         let now = Instant::now();
         let listings = listed(now);
         listings.forget("a/");

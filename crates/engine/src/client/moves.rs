@@ -36,7 +36,7 @@ impl Moves {
     }
 }
 
-type Failure<C> = ObjectClientError<RenameObjectError, <C as ObjectClient>::ClientError>;
+pub type MoveError<C> = ObjectClientError<RenameObjectError, <C as ObjectClient>::ClientError>;
 
 impl MoveByCopy {
     pub async fn move_object<C: ObjectClient + Sync>(
@@ -46,7 +46,7 @@ impl MoveByCopy {
         source_key: &str,
         destination_key: &str,
         params: &RenameObjectParams,
-    ) -> Result<(), Failure<C>> {
+    ) -> Result<(), MoveError<C>> {
         let source = facts(client, bucket, source_key).await?.ok_or(refuse(RenameObjectError::KeyNotFound))?;
         let replaced = facts(client, bucket, destination_key).await?;
         if replaced.is_some() {
@@ -102,14 +102,14 @@ impl MoveByCopy {
         client: &C,
         bucket: &str,
         destination_key: &str,
-    ) -> Result<(), Failure<C>> {
+    ) -> Result<(), MoveError<C>> {
         let [original, copied] = scratch_keys(destination_key);
         let params = PutObjectSingleParams::new();
         client.put_object_single(bucket, &original, &params, b"copy me").await.map_err(|error| match error {
             ObjectClientError::ClientError(error) => ObjectClientError::ClientError(error),
             ObjectClientError::ServiceError(_) => refuse(RenameObjectError::InternalError),
         })?;
-        let outcome: Result<Comparison, Failure<C>> = async {
+        let outcome: Result<Comparison, MoveError<C>> = async {
             let source = facts(client, bucket, &original).await?.ok_or(refuse(RenameObjectError::InternalError))?;
             copy(client, bucket, &original, &copied).await?;
             Ok(compare(&source, facts(client, bucket, &copied).await?.as_ref()))
@@ -123,6 +123,23 @@ impl MoveByCopy {
         }
         tracing::warn!(destination_key, "this server does not copy objects; moving files is refused from now on");
         Err(refuse(RenameObjectError::NotImplementedError))
+    }
+}
+
+/// Copies an object and compares the result with it. Answers the `ETag` of the copy.
+pub async fn copy_verified<C: ObjectClient + Sync>(
+    client: &C,
+    bucket: &str,
+    source_key: &str,
+    destination_key: &str,
+) -> Result<String, MoveError<C>> {
+    let source = facts(client, bucket, source_key).await?.ok_or(refuse(RenameObjectError::KeyNotFound))?;
+    copy(client, bucket, source_key, destination_key).await?;
+    let copied = facts(client, bucket, destination_key).await?;
+    match (compare(&source, copied.as_ref()), copied) {
+        (Comparison::Same, Some(copied)) => Ok(format!("\"{}\"", copied.etag)),
+        (Comparison::Different, _) => Err(refuse(RenameObjectError::InternalError)),
+        (Comparison::NotCopied | Comparison::Same, _) => Err(refuse(RenameObjectError::NotImplementedError)),
     }
 }
 
@@ -169,7 +186,7 @@ impl From<HeadObjectResult> for Facts {
     }
 }
 
-async fn facts<C: ObjectClient>(client: &C, bucket: &str, key: &str) -> Result<Option<Facts>, Failure<C>> {
+async fn facts<C: ObjectClient>(client: &C, bucket: &str, key: &str) -> Result<Option<Facts>, MoveError<C>> {
     match client.head_object(bucket, key, &HeadObjectParams::new()).await {
         Ok(head) => Ok(Some(head.into())),
         Err(ObjectClientError::ServiceError(HeadObjectError::NotFound)) => Ok(None),
@@ -183,7 +200,7 @@ async fn copy<C: ObjectClient>(
     bucket: &str,
     source_key: &str,
     destination_key: &str,
-) -> Result<(), Failure<C>> {
+) -> Result<(), MoveError<C>> {
     let source_key = encoded(source_key);
     let params = CopyObjectParams::new();
     let Err(failure) = client.copy_object(bucket, &source_key, bucket, destination_key, &params).await else {
@@ -212,12 +229,12 @@ fn refuse<E>(reason: RenameObjectError) -> ObjectClientError<RenameObjectError, 
 }
 
 /// The library puts the source into a header as it is; S3 wants it encoded like a path, and would take `%41` for `A`.
-fn encoded(key: &str) -> String {
+pub fn encoded(key: &str) -> String {
     const PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
     utf8_percent_encode(key, PATH).to_string()
 }
 
-/// Two names beside the destination that nobody else uses: who may write there may write these.
+/// Two unique keys beside the destination, where the caller has write permission.
 fn scratch_keys(destination_key: &str) -> [String; 2] {
     let directory = destination_key.rfind('/').map_or("", |slash| &destination_key[..=slash]);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();

@@ -17,7 +17,7 @@ use mountpoint_s3_client::types::{
 use mountpoint_s3_client::{ObjectClient, PutObjectRequest};
 
 use super::budget::Buffer;
-use super::{Listings, StoreClient};
+use super::{Listings, MetadataCache, ObjectHeaders, StoreClient, UserMetadata};
 
 /// S3's smallest part. A longer file may need a second part, and then multipart is the way; a shorter one never does.
 pub const SMALL_FILE: usize = 5 << 20;
@@ -25,9 +25,12 @@ pub const SMALL_FILE: usize = 5 << 20;
 pub struct Upload<C: ObjectClient> {
     client: C,
     listings: Option<Arc<Listings>>,
+    metadata: Arc<MetadataCache>,
     bucket: String,
     key: String,
     params: PutObjectParams,
+    /// What was sent with the begin of a multipart upload.
+    sent: UserMetadata,
     progress: Progress<C::PutObjectRequest>,
 }
 
@@ -44,9 +47,11 @@ impl<C: ObjectClient> Upload<C> {
         Self {
             client: store.inner.clone(),
             listings: store.listings.clone(),
+            metadata: Arc::clone(&store.metadata),
             bucket: bucket.to_owned(),
             key: key.to_owned(),
             params,
+            sent: UserMetadata::new(),
             progress: Progress::Small(Buffer::new(&store.buffers)),
         }
     }
@@ -74,7 +79,10 @@ where
                 if buffer.try_append(data, SMALL_FILE) {
                     return Ok(());
                 }
-                let mut request = self.client.put_object(&self.bucket, &self.key, &self.params).await?;
+                let sent = self.metadata.take_outgoing(&self.key);
+                self.sent = sent.clone().unwrap_or_default();
+                let params = with_metadata(&self.params, sent);
+                let mut request = self.client.put_object(&self.bucket, &self.key, &params).await?;
                 if !buffer.as_ref().is_empty() {
                     request.write(buffer.as_ref()).await?;
                 }
@@ -97,7 +105,11 @@ where
         // Noted when this ends, however it ends: an upload that failed for us may have succeeded for the server.
         let _stored = Stored { listings: self.listings, key: self.key.clone() };
         let buffer = match self.progress {
-            Progress::Multipart(request) => return request.review_and_complete(review_callback).await,
+            Progress::Multipart(request) => {
+                let stored = request.review_and_complete(review_callback).await?;
+                self.metadata.insert(&self.key, ObjectHeaders::new(stored.etag.as_str(), self.sent));
+                return Ok(stored);
+            }
             Progress::Small(buffer) => buffer,
         };
         // The file system compares this with the checksum it kept while the application wrote, so what we send is what
@@ -106,8 +118,22 @@ where
         if let UploadReviewOutcome::Abort = review_callback(review(&checksum, buffer.as_ref().len())) {
             return Err(ObjectClientError::ServiceError(PutObjectError::BadChecksum));
         }
-        let params = single(self.params, checksum);
-        self.client.put_object_single(&self.bucket, &self.key, &params, buffer).await
+        let sent = self.metadata.take_outgoing(&self.key);
+        let params = single(with_metadata(&self.params, sent.clone()), checksum);
+        let stored = self.client.put_object_single(&self.bucket, &self.key, &params, buffer).await;
+        if let Ok(stored) = &stored {
+            self.metadata.insert(&self.key, ObjectHeaders::new(stored.etag.as_str(), sent.unwrap_or_default()));
+        }
+        stored
+    }
+}
+
+/// The upload with the attributes that programs have set meanwhile.
+fn with_metadata(params: &PutObjectParams, metadata: Option<UserMetadata>) -> PutObjectParams {
+    let params = params.clone();
+    match metadata {
+        Some(metadata) => params.object_metadata(metadata),
+        None => params,
     }
 }
 
@@ -143,8 +169,12 @@ fn single(params: PutObjectParams, checksum: UploadChecksum) -> PutObjectSingleP
         PutObjectTrailingChecksums::Composite(_) | PutObjectTrailingChecksums::FullObject(_) => true,
         PutObjectTrailingChecksums::ReviewOnly(_) | PutObjectTrailingChecksums::Disabled => false,
     };
+    single_params(params).checksum(is_sent.then_some(checksum))
+}
+
+/// The same settings for an upload by one request; its checksum is missing.
+pub fn single_params(params: PutObjectParams) -> PutObjectSingleParams {
     let mut single = PutObjectSingleParams::new()
-        .checksum(is_sent.then_some(checksum))
         .server_side_encryption(params.server_side_encryption)
         .ssekms_key_id(params.ssekms_key_id)
         .object_metadata(params.object_metadata);

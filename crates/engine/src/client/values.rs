@@ -1,8 +1,11 @@
-//! The two values the client library gives us no constructor for.
+//! The three values the client library gives us no constructor for.
 
 use std::mem::MaybeUninit;
 
-use mountpoint_s3_client::types::{ListObjectsResult, ObjectInfo, RenameObjectResult};
+use mountpoint_s3_client::types::{
+    ChecksumAlgorithm, ListObjectsResult, ObjectInfo, RenameObjectResult, RestoreStatus,
+};
+use time::OffsetDateTime;
 
 /// The answer "moved". It carries nothing, but is marked `non_exhaustive`, so only the library itself may write it down.
 #[expect(unsafe_code, reason = "the type has no public constructor, and no fields")]
@@ -29,9 +32,56 @@ pub fn nothing_listed() -> ListObjectsResult {
     }
 }
 
+/// What a listing says of an object, as far as the file system uses it.
+pub struct ListedObject {
+    pub key: String,
+    pub size: u64,
+    pub last_modified: OffsetDateTime,
+    pub storage_class: Option<String>,
+    pub restore_status: Option<RestoreStatus>,
+    pub etag: String,
+}
+
+/// The entry of an object in a listing. All its fields are public, but it is marked `non_exhaustive`, too.
+#[expect(unsafe_code, reason = "the type has no public constructor")]
+pub fn object_info(object: ListedObject) -> ObjectInfo {
+    // There is no field but those of `ListedObject` and the list of algorithms.
+    const { assert!(size_of::<ObjectInfo>() == size_of::<(ListedObject, Vec<ChecksumAlgorithm>)>()) };
+    let ListedObject { key, size, last_modified, storage_class, restore_status, etag } = object;
+    let mut info = MaybeUninit::<ObjectInfo>::uninit();
+    let pointer = info.as_mut_ptr();
+    // SAFETY: the pointer is that of memory for the whole struct, and each of its fields, which the size above shows to be all of
+    // them, is written once before the struct is taken for one.
+    unsafe {
+        (&raw mut (*pointer).key).write(key);
+        (&raw mut (*pointer).size).write(size);
+        (&raw mut (*pointer).last_modified).write(last_modified);
+        (&raw mut (*pointer).storage_class).write(storage_class);
+        (&raw mut (*pointer).restore_status).write(restore_status);
+        (&raw mut (*pointer).etag).write(etag);
+        (&raw mut (*pointer).checksum_algorithms).write(Vec::new());
+        info.assume_init()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_entry_has_what_was_given() {
+        let info = object_info(ListedObject {
+            key: "key".into(),
+            size: 7,
+            last_modified: OffsetDateTime::UNIX_EPOCH,
+            storage_class: Some("STANDARD".into()),
+            restore_status: None,
+            etag: "\"etag\"".into(),
+        });
+        assert_eq!((info.key.as_str(), info.size, info.etag.as_str()), ("key", 7, "\"etag\""));
+        assert_eq!((info.last_modified, info.storage_class.as_deref()), (OffsetDateTime::UNIX_EPOCH, Some("STANDARD")));
+        assert!(info.restore_status.is_none() && info.checksum_algorithms.is_empty());
+    }
 
     #[test]
     fn a_listing_of_nothing_is_empty() {

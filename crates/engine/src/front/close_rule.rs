@@ -1,18 +1,19 @@
 //! Which close(2) of a written file completes its upload.
 //!
 //! A file may be open in several processes (a shell and its command, a parent and its child), and each of them closes it. An
-//! upload that is completed by the wrong one is truncated. So only the process that opened the file completes it; if another
-//! one closes it last, the upload is completed a moment later, when nobody has the file open any more.
+//! upload that the wrong one completes is truncated. So only the process that opened the file completes it; if another process
+//! closes it last, RELEASE completes the upload a moment later.
 //!
-//! The kernel names processes in the pid namespace of whoever called mount(2), and gives 0 for one that this namespace cannot
-//! see. Then the lock owner tells processes apart: it is one per process, the same for all its threads.
+//! The kernel reports process ids in the pid namespace of the process that called mount(2), and 0 for processes outside it.
+//! Then the lock owner identifies processes: there is one per process, shared by all its threads.
 
 use std::fs;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Ids that no process has, so that the file system beneath does not find them in /proc and only compares them.
+use parking_lot::{Mutex, MutexGuard};
+
+/// Ids that no process has: `S3Filesystem` does not find them in /proc and only compares them.
 const OPENER: u32 = u32::MAX;
-const SOMEBODY_ELSE: u32 = u32::MAX - 1;
+const OTHER_PROCESS: u32 = u32::MAX - 1;
 
 /// The rule for one handle, chosen when it is opened.
 #[derive(Debug)]
@@ -34,12 +35,12 @@ impl CloseRule {
         Self { opener, owners: Mutex::default() }
     }
 
-    /// The rule of a handle that an engine before this one opened.
+    /// The rule of a handle that a previous engine opened.
     pub fn recorded(opener: u32, owners: Owners) -> Self {
         Self { opener, owners: Mutex::new(owners) }
     }
 
-    /// What to record for an engine after this one.
+    /// The process to record for a successor.
     pub fn process(&self) -> u32 {
         self.opener
     }
@@ -48,7 +49,7 @@ impl CloseRule {
         *self.lock()
     }
 
-    /// The id the file system beneath shall note as the opener's.
+    /// The id that `S3Filesystem` records as the opener's.
     pub fn opener() -> u32 {
         OPENER
     }
@@ -65,14 +66,14 @@ impl CloseRule {
         }
     }
 
-    /// The id to tell the file system beneath for a close.
+    /// The id to pass to `S3Filesystem` for a close.
     pub fn closer(&self, pid: u32, lock_owner: u64, bytes_written: u64) -> u32 {
         let is_opener = if self.opener == 0 {
             self.is_presumed_opener(lock_owner, bytes_written)
         } else {
             self.is_opening_process(pid, lock_owner)
         };
-        if is_opener { OPENER } else { SOMEBODY_ELSE }
+        if is_opener { OPENER } else { OTHER_PROCESS }
     }
 
     fn is_opening_process(&self, pid: u32, lock_owner: u64) -> bool {
@@ -87,7 +88,7 @@ impl CloseRule {
         let mut owners = self.lock();
         if bytes_written == 0 {
             // Shells, dd and touch open, duplicate and close the original at once: so this is the opener. Nothing was
-            // written, so the file system beneath completes nothing.
+            // written, so `S3Filesystem` completes nothing.
             owners.closed_before_writing.get_or_insert(lock_owner);
             return true;
         }
@@ -95,7 +96,7 @@ impl CloseRule {
     }
 
     fn lock(&self) -> MutexGuard<'_, Owners> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owners.lock()
     }
 }
 
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn visible_processes_are_told_by_their_ids() {
+    fn visible_processes_are_identified_by_pid() {
         let rule = CloseRule::for_process(4_000_001);
         assert!(!completes(&rule, 4_000_002, COMMAND, 10));
         assert!(completes(&rule, 4_000_001, SHELL, 10));
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_of_ours_are_nobody_s_opener() {
+    fn threads_of_the_engine_never_count_as_opener() {
         let rule = CloseRule::for_process(std::process::id());
         let other_thread = std::thread::spawn(|| rustix::thread::gettid().as_raw_pid().cast_unsigned()).join().unwrap();
         assert!(!completes(&rule, other_thread, COMMAND, 10));

@@ -1,13 +1,14 @@
 //! Directory listings.
 
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use fuser::FileAttr;
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::fs::{DirectoryEntry, DirectoryReplier, ToErrno};
 
-use super::{Front, Outcome, found};
+use super::{Front, FsResult, found};
 
 /// Whether a listing only names its entries, or also hands the kernel references to them.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,7 +26,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         offset: i64,
         detail: Detail,
         add: impl FnMut(&DirectoryEntry) -> bool + Send + Sync,
-    ) -> Outcome<()> {
+    ) -> FsResult<()> {
         let handle = self.handle(handle)?;
         let has_to_skip = handle.take_reopened() && offset > 0;
         if has_to_skip {
@@ -44,7 +45,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 }
 
-/// Passes over what the kernel was told by an engine before this one.
+/// Passes over what the kernel was told by a previous engine.
 struct Skip {
     to: i64,
 }
@@ -83,9 +84,11 @@ where
             // The table is full. The reply ends here, as if its buffer was; the next one will be empty.
             return true;
         };
-        let is_full = (self.add)(&with_id(entry, id));
+        let attr = self.front.staged.attributes(id, self.front.with_metadata(id, entry.attr));
+        let ttl = if self.front.has_unknown_metadata(id, &attr) { Duration::ZERO } else { entry.ttl };
+        let is_full = (self.add)(&with_id(DirectoryEntry { attr, ttl, ..entry }, id));
         if is_full {
-            // The kernel was not told after all. The file system beneath takes its own reference back when it hears "full".
+            // The entry is not in the reply. `S3Filesystem` drops its own reference when the reply is full.
             self.front.give_back(table.withdraw(id).into_iter().collect());
         }
         is_full

@@ -1,11 +1,14 @@
 //! Listens to the S3 client library's own log. The library retries a refused connection or an untrusted certificate for
 //! minutes and says why only there; at start we want to know it at once.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use mountpoint_s3_client::config::{AWSCRT_LOG_TARGET, Allocator};
 use mountpoint_s3_crt::common::logging::{Level, Logger, LoggerImpl, Subject};
+use parking_lot::Mutex;
+
+use super::redact::redacted;
 
 /// How much of the library's log goes into ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,53 +19,53 @@ pub enum Verbosity {
 
 /// Why a connection to the server could not be made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum ConnectionProblem {
     /// TLS failed, in the words of the TLS library.
     Tls(String),
     /// Anything before TLS, in the words of the client library.
     Connection(String),
 }
 
-/// Hears of trouble from the moment it is asked until it is told to stop.
+/// Connection errors in the client library's log, between `listen` and `stop`.
 #[derive(Clone)]
-pub struct Witness {
-    listener: Arc<Mutex<Option<Sender<Trouble>>>>,
+pub struct ConnectionErrors {
+    subscriber: Arc<Mutex<Option<Sender<ConnectionProblem>>>>,
 }
 
-impl Witness {
-    pub fn listen(&self) -> Receiver<Trouble> {
+impl ConnectionErrors {
+    pub fn listen(&self) -> Receiver<ConnectionProblem> {
         let (sender, receiver) = channel();
-        *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+        *self.subscriber.lock() = Some(sender);
         receiver
     }
 
     pub fn stop(&self) {
-        *self.listener.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.subscriber.lock() = None;
     }
 }
 
 /// The library accepts one logger in the life of a process; a second call leaves the first in place.
-pub fn install(verbosity: Verbosity) -> Witness {
-    let listener = Arc::new(Mutex::new(None));
-    let logger = Logger::new(&Allocator::default(), Listener { verbosity, listener: listener.clone() });
+pub fn install(verbosity: Verbosity) -> ConnectionErrors {
+    let subscriber = Arc::new(Mutex::new(None));
+    let logger = Logger::new(&Allocator::default(), CrtLogger { verbosity, subscriber: subscriber.clone() });
     if let Err(error) = logger.try_init() {
         tracing::debug!(%error, "the S3 client library keeps its earlier logger");
     }
-    Witness { listener }
+    ConnectionErrors { subscriber }
 }
 
-struct Listener {
+struct CrtLogger {
     verbosity: Verbosity,
-    listener: Arc<Mutex<Option<Sender<Trouble>>>>,
+    subscriber: Arc<Mutex<Option<Sender<ConnectionProblem>>>>,
 }
 
-impl LoggerImpl for Listener {
+impl LoggerImpl for CrtLogger {
     fn log(&self, level: Level, subject: Subject, message: &str) {
-        if let Some(trouble) = trouble_in(message)
-            && let Some(listener) = &*self.listener.lock().unwrap_or_else(PoisonError::into_inner)
+        if let Some(problem) = connection_problem(message)
+            && let Some(subscriber) = &*self.subscriber.lock()
         {
-            // Nobody waits for it any more: then it is not needed.
-            let _ = listener.send(trouble);
+            // The receiver may be gone.
+            let _ = subscriber.send(problem);
         }
         if self.verbosity == Verbosity::Debug {
             forward(level, subject.name(), message);
@@ -79,6 +82,7 @@ impl LoggerImpl for Listener {
 }
 
 fn forward(level: Level, subject: &str, message: &str) {
+    let message = redacted(message);
     match level {
         Level::Fatal => tracing::error!(target: AWSCRT_LOG_TARGET, subject, "{message}"),
         // The library calls errors what it then recovers from.
@@ -90,37 +94,37 @@ fn forward(level: Level, subject: &str, message: &str) {
 }
 
 /// The two sentences of the library that explain why it will now retry.
-fn trouble_in(message: &str) -> Option<Trouble> {
+fn connection_problem(message: &str) -> Option<ConnectionProblem> {
     if let Some((_, explanation)) = message.split_once("negotiation failed with error ") {
         let words = explanation.rsplit_once(" (").map_or(explanation, |(words, _)| words);
-        return Some(Trouble::Tls(words.to_owned()));
+        return Some(ConnectionProblem::Tls(words.to_owned()));
     }
     let (_, explanation) = message.split_once("Could not acquire connection due to error code ")?;
     let words = explanation.split_once('(').map_or(explanation, |(_, words)| words.trim_end_matches(')'));
-    Some(Trouble::Connection(words.to_owned()))
+    Some(ConnectionProblem::Connection(words.to_owned()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn check(message: &str, expected: Option<&Trouble>) {
-        assert_eq!(trouble_in(message).as_ref(), expected, "{message}");
+    fn check(message: &str, expected: Option<&ConnectionProblem>) {
+        assert_eq!(connection_problem(message).as_ref(), expected, "{message}");
     }
 
     #[test]
     fn only_failed_connections_are_trouble() {
         check(
             "id=0x7f: negotiation failed with error Certificate is untrusted (Error encountered in s2n_x509.c:1)",
-            Some(&Trouble::Tls("Certificate is untrusted".into())),
+            Some(&ConnectionProblem::Tls("Certificate is untrusted".into())),
         );
         check(
             "id=0x7f: Could not acquire connection due to error code 1047 (socket connection refused.)",
-            Some(&Trouble::Connection("socket connection refused.".into())),
+            Some(&ConnectionProblem::Connection("socket connection refused.".into())),
         );
         check(
             "id=0x7f: Could not acquire connection due to error code 1047",
-            Some(&Trouble::Connection("1047".into())),
+            Some(&ConnectionProblem::Connection("1047".into())),
         );
         check("id=0x7f: retry token acquired", None);
         check("", None);

@@ -13,7 +13,7 @@ use fuser::{Filesystem, Session, SessionACL};
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType, shutdown, socketpair};
 
 use super::{Resending, descriptor};
-use crate::state::{State, Turn};
+use crate::state::{Start, State};
 
 /// Operation code of `FUSE_INIT`, in the fifth byte of a request.
 const INIT: u8 = 26;
@@ -35,7 +35,7 @@ pub enum InitError {
         cause: io::Error,
     },
 
-    #[error("the kernel's first request is not FUSE_INIT; is the descriptor served by somebody else?")]
+    #[error("the kernel's first request is not FUSE_INIT; is the descriptor served by another process?")]
     NotInit,
 
     #[error("failed to hand the request to the FUSE library")]
@@ -47,13 +47,13 @@ pub enum InitError {
     #[error("the FUSE library refused the kernel's request (error {errno})")]
     Refused { errno: i32 },
 
-    #[error("failed to answer the kernel")]
+    #[error("failed to reply to the kernel")]
     Answer {
         #[source]
         cause: io::Error,
     },
 
-    #[error("this engine uses FUSE in another way than the one that served the mount before")]
+    #[error("this engine negotiates other FUSE features than the previous engine")]
     Incompatible,
 }
 
@@ -61,19 +61,19 @@ pub enum InitError {
 pub struct Prepared<F: Filesystem> {
     session: Session<F>,
     answer: Vec<u8>,
-    turn: Turn,
+    start: Start,
 }
 
-/// Lets the FUSE library answer the kernel's first question, which the kernel asked now or an engine before this one.
+/// Lets the FUSE library answer the kernel's first question, which the kernel asked now or a previous engine.
 pub fn prepare<F: Filesystem>(
     files: F,
     device: &File,
     access: SessionACL,
     state: &State,
 ) -> Result<Prepared<F>, InitError> {
-    let turn = state.turn();
+    let start = state.start();
     let question = match state.question() {
-        Some(question) if turn == Turn::Successor => question,
+        Some(question) if start == Start::Resumed => question,
         Some(_) | None => read_question(device).map_err(|cause| InitError::Read { cause })?,
     };
     let is_init = (REQUEST_HEADER..=LONGEST_MESSAGE).contains(&question.len()) && question[4] == INIT;
@@ -85,12 +85,12 @@ pub fn prepare<F: Filesystem>(
     if answer.len() < REPLY_HEADER || errno != Some(0) {
         return Err(InitError::Refused { errno: errno.map_or(libc::EIO, i32::saturating_neg) });
     }
-    match turn {
-        Turn::First => state.note_exchange(&question, &answer),
-        Turn::Successor if state.answer().as_ref() == Some(&answer) => {}
-        Turn::Successor => return Err(InitError::Incompatible),
+    match start {
+        Start::First => state.note_exchange(&question, &answer),
+        Start::Resumed if state.answer().as_ref() == Some(&answer) => {}
+        Start::Resumed => return Err(InitError::Incompatible),
     }
-    Ok(Prepared { session, answer, turn })
+    Ok(Prepared { session, answer, start })
 }
 
 /// What becomes of requests that an engine had read when it died.
@@ -98,7 +98,7 @@ pub fn prepare<F: Filesystem>(
 pub enum Unanswered {
     /// The kernel sends them again, or there are none.
     SentAgain,
-    /// Nobody but us can answer them.
+    /// They must be answered here.
     Lost,
 }
 
@@ -107,19 +107,19 @@ impl<F: Filesystem> Prepared<F> {
     pub fn attach(self, mut device: &File, resending: Resending) -> Result<(Session<F>, Unanswered), InitError> {
         // First the exchange, then the message: the kernel sends requests as soon as it has it.
         descriptor::replace(&self.session, device).map_err(|cause| InitError::Exchange { cause })?;
-        let unanswered = match (self.turn, resending) {
-            (Turn::First, _) => {
+        let unanswered = match (self.start, resending) {
+            (Start::First, _) => {
                 device.write_all(&self.answer).map_err(|cause| InitError::Answer { cause })?;
                 Unanswered::SentAgain
             }
-            (Turn::Successor, Resending::Never) => Unanswered::Lost,
-            (Turn::Successor, Resending::IfPossible) => {
+            (Start::Resumed, Resending::Never) => Unanswered::Lost,
+            (Start::Resumed, Resending::IfPossible) => {
                 let message = SEND_AGAIN.map(u32::to_ne_bytes).concat();
                 match device.write_all(&message) {
                     Ok(()) => Unanswered::SentAgain,
                     Err(error) => {
                         // Linux before 6.9, or the mount is gone.
-                        tracing::warn!(%error, "requests that the engine before had read are not sent again");
+                        tracing::warn!(%error, "cannot resend the requests of the previous engine; failing them");
                         Unanswered::Lost
                     }
                 }
@@ -129,15 +129,25 @@ impl<F: Filesystem> Prepared<F> {
     }
 }
 
-/// Answers a request that an engine before this one had read and could not answer; `errno` 0 is success.
+/// Whether the kernel sends requests again on demand, as its `FUSE_INIT` says (`FUSE_HAS_RESEND`, Linux 6.9).
+pub fn has_resend(question: &[u8]) -> bool {
+    const FLAGS: usize = REQUEST_HEADER + 12;
+    const INIT_EXTENDED: u32 = 1 << 30;
+    const HAS_RESEND: u32 = 1 << (39 - 32);
+    let number = |at: usize| question.get(at..at + 4).map(|it| u32::from_ne_bytes([it[0], it[1], it[2], it[3]]));
+    let (flags, more_flags) = (number(FLAGS).unwrap_or_default(), number(FLAGS + 4).unwrap_or_default());
+    flags & INIT_EXTENDED != 0 && more_flags & HAS_RESEND != 0
+}
+
+/// Answers a request that a previous engine had read and could not answer; `errno` 0 is success.
 pub fn answer(mut device: &File, unique: u64, errno: i32) {
     let mut message = Vec::with_capacity(REPLY_HEADER);
     message.extend(u32::try_from(REPLY_HEADER).unwrap_or(16).to_ne_bytes());
     message.extend((-errno).to_ne_bytes());
     message.extend(unique.to_ne_bytes());
     if let Err(error) = device.write_all(&message) {
-        // It was answered, but its note was not removed any more.
-        tracing::debug!(%error, "request answered already");
+        // It was answered, but its note was not removed any longer.
+        tracing::debug!(%error, "request was already answered");
     }
 }
 
@@ -158,7 +168,7 @@ fn read_question(mut device: &File) -> io::Result<Vec<u8>> {
 
 /// Lets the FUSE library answer the question.
 fn ask<F: Filesystem>(files: F, question: &[u8], access: SessionACL) -> io::Result<(Session<F>, Vec<u8>)> {
-    // Both ends find what they need when they look, so nobody ever has to wait.
+    // All data is written before it is read, so neither end blocks.
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (library_end, our_end): (OwnedFd, OwnedFd) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;

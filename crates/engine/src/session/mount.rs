@@ -1,4 +1,4 @@
-//! Where the file system appears: a directory that we mount ourselves, or a descriptor that somebody mounted for us.
+//! Where the file system appears: a directory that we mount ourselves, or a FUSE descriptor that is mounted already.
 
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
@@ -15,9 +15,9 @@ use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg, socketpair,
 };
-use s3csi_mounter::read_ahead;
+use s3csi_handoff::read_ahead;
 
-use super::{Access, MountOptions, descriptor};
+use super::{AllowedUsers, MountOptions, descriptor};
 
 /// Shown as the device of the mount; scripts look for it.
 const SOURCE: &str = "mountpoint-s3";
@@ -37,10 +37,10 @@ pub enum MountError {
     #[error("mount point {path:?} is mounted already; unmount it first")]
     InUse { path: PathBuf },
 
-    #[error("mount point {path:?} is the rest of a mount whose process died; run: umount {}", path.display())]
+    #[error("mount point {path:?} is a dead mount whose process ended; run: umount {}", path.display())]
     Dead { path: PathBuf },
 
-    #[error("mount point {path:?} cannot be looked at")]
+    #[error("cannot stat mount point {path:?}")]
     Unreadable {
         path: PathBuf,
         #[source]
@@ -90,16 +90,16 @@ pub enum MountPoint {
 /// A mounted FUSE connection.
 pub struct Connection {
     pub device: File,
-    /// How to take the mount away; nothing for a descriptor, which belongs to whoever mounted it.
+    /// How to take the mount away; none for an inherited descriptor, whose owner unmounts it.
     pub unmount: Option<Unmount>,
 }
 
 pub struct Unmount {
     path: PathBuf,
-    way: Way,
+    method: UnmountMethod,
 }
 
-enum Way {
+enum UnmountMethod {
     Ourselves,
     /// The helper unmounts when this socket is closed, if it was asked to.
     Helper {
@@ -156,20 +156,22 @@ impl Unmount {
     /// Makes the kernel read far ahead of those who read in order, if we may. The kernel must have been answered.
     pub fn read_far_ahead(&self) {
         let at = |flags| statx(CWD, &self.path, flags, StatxFlags::empty());
-        // Nobody is asked for what the kernel knows.
+        // A statx that needs no answer from the file system.
         let outcome = at(AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC)
             .map_err(io::Error::from)
             .and_then(|it| read_ahead::extend(it.stx_dev_major, it.stx_dev_minor));
         if let Err(error) = outcome {
-            tracing::debug!(%error, "the kernel reads ahead as far as usual");
+            tracing::debug!(%error, "cannot raise the read-ahead of the mount");
         }
     }
 
     /// Takes the mount away from the directory at once; files that are open go on working until they are closed.
     pub fn detach(&self) -> io::Result<()> {
-        match &self.way {
-            Way::Ourselves => Ok(rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?),
-            Way::Helper { .. } => {
+        match &self.method {
+            UnmountMethod::Ourselves => {
+                Ok(rustix::mount::unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?)
+            }
+            UnmountMethod::Helper { .. } => {
                 let status =
                     Command::new(HELPER).args(["-u", "-z", "--"]).arg(&self.path).stdin(Stdio::null()).status()?;
                 if status.success() { Ok(()) } else { Err(io::Error::other(format!("{HELPER} failed: {status}"))) }
@@ -191,14 +193,14 @@ fn mount_ourselves(path: PathBuf, options: &MountOptions) -> Result<Connection, 
         rustix::process::geteuid().as_raw(),
         rustix::process::getegid().as_raw()
     );
-    if options.access != Access::Owner {
+    if options.access != AllowedUsers::Owner {
         data.push_str(",allow_other");
     }
     let mounted = CString::new(data)
         .map_err(io::Error::other)
         .and_then(|data| Ok(rustix::mount::mount(SOURCE, &path, "fuse", flags, data.as_c_str())?));
     match mounted {
-        Ok(()) => Ok(Connection { device, unmount: Some(Unmount { path, way: Way::Ourselves }) }),
+        Ok(()) => Ok(Connection { device, unmount: Some(Unmount { path, method: UnmountMethod::Ourselves }) }),
         Err(cause) => Err(MountError::Mount { path, cause }),
     }
 }
@@ -216,7 +218,7 @@ fn mount_with_helper(path: PathBuf, options: &MountOptions) -> Result<Connection
         words.push("ro".into());
     }
     // The helper unmounts by itself only what others may use, too; the session then keeps the others out.
-    if options.access != Access::Owner || options.unmounts_itself {
+    if options.access != AllowedUsers::Owner || options.unmounts_itself {
         words.push("allow_other".into());
     }
     if options.unmounts_itself {
@@ -242,7 +244,7 @@ fn mount_with_helper(path: PathBuf, options: &MountOptions) -> Result<Connection
     match received {
         Ok(Some(device)) => Ok(Connection {
             device: device.into(),
-            unmount: Some(Unmount { path, way: Way::Helper { _lifeline: ours } }),
+            unmount: Some(Unmount { path, method: UnmountMethod::Helper { _lifeline: ours } }),
         }),
         Ok(None) => Err(MountError::HelperRefused { path }),
         Err(cause) => Err(MountError::Mount { path, cause }),

@@ -43,7 +43,7 @@ impl Memory {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory. The file is longer than what
-        // is mapped, and whoever holds it never makes it shorter.
+        // is mapped, and no process ever truncates it.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), LENGTH, access, flags, file.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());

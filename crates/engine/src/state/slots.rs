@@ -12,7 +12,7 @@ pub const MOST_SLOTS: u32 = 1 << 22;
 /// What a slot is used for. Stored last when a slot is filled and first when it is emptied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum SlotKind {
     Free = 0,
     Directory = 1,
     File = 2,
@@ -21,27 +21,34 @@ pub enum Kind {
     ReadHandle = 4,
     WriteHandle = 5,
     DirectoryHandle = 6,
+    /// The local copy of a file that is edited in place.
+    StagedFile = 7,
 }
 
 /// Flag of a write handle: a write failed or what was written is lost, so that closing it must fail, too.
 pub const POISONED: u32 = 1;
-/// Flag of a write handle: something was written that is not in the bucket yet.
+/// Flag of a write handle or staged file: something was written that is not in the bucket yet.
 pub const DIRTY: u32 = 2;
 /// Flag of a node: it was made here and is not in the bucket yet.
 pub const NEW: u32 = 4;
 /// Flag of a node: its path names something else now, or nothing.
 pub const ORPHANED: u32 = 8;
 /// Flag of a write handle: all that was written through it is in the spool, too.
-pub const KEPT: u32 = 16;
+pub const SPOOLED: u32 = 16;
+
+/// Flag of a staged file: its bytes are in the staging directory, not in the spool.
+pub const IN_DIRECTORY: u32 = 32;
+/// Flag of a staged file: it is being made, nothing was acknowledged yet. A successor drops it.
+pub const INCOMPLETE: u32 = 64;
 
 #[repr(C)]
 pub struct Slot {
     kind: AtomicU32,
     /// Counts the uses of this slot, so that an old id never means something new.
     pub generation: AtomicU32,
-    /// Node: id of its directory. Handle: id of its node.
+    /// Node: id of its directory. Handle and staged file: id of its node.
     pub owner: AtomicU64,
-    /// Node: how often the kernel was told its id. Write handle: bytes written.
+    /// Node: lookup count of the kernel. Write handle: bytes written. Staged file: its length.
     pub count: AtomicU64,
     pub flags: AtomicU32,
     pub text_length: AtomicU32,
@@ -49,29 +56,33 @@ pub struct Slot {
     /// Handle: the flags of open(2).
     pub open_flags: AtomicU32,
     /// File: its size when the kernel was last told. Write handle: the lock owner that closed it before anything was written.
+    /// Staged file: when it was modified, in nanoseconds.
     pub size: AtomicU64,
     /// File: when it was changed last, in seconds; 0 if that is not known. Write handle: the process that opened it.
+    /// Staged file: number of the last request that appended.
     pub stamp: AtomicU64,
-    /// Write handle: the lock owner that counts as the opener's, as far as it is known.
+    /// File: the version of its content that the kernel may have pages of. Write handle: the lock owner that counts as the
+    /// opener's, as far as it is known. Staged file: where the last request that appended was written.
     pub owner_of_locks: AtomicU64,
-    /// Node: its name. Read handle: the `ETag` of what it reads.
+    /// Node: its name. Read handle: the `ETag` of what it reads. Staged file: the `ETag` of the object it replaces.
     text: [AtomicU8; INLINE_TEXT],
 }
 
 impl Slot {
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> SlotKind {
         match self.kind.load(Ordering::Acquire) {
-            1 => Kind::Directory,
-            2 => Kind::File,
-            3 => Kind::Continuation,
-            4 => Kind::ReadHandle,
-            5 => Kind::WriteHandle,
-            6 => Kind::DirectoryHandle,
-            _ => Kind::Free,
+            1 => SlotKind::Directory,
+            2 => SlotKind::File,
+            3 => SlotKind::Continuation,
+            4 => SlotKind::ReadHandle,
+            5 => SlotKind::WriteHandle,
+            6 => SlotKind::DirectoryHandle,
+            7 => SlotKind::StagedFile,
+            _ => SlotKind::Free,
         }
     }
 
-    pub fn set_kind(&self, kind: Kind) {
+    pub fn set_kind(&self, kind: SlotKind) {
         self.kind.store(kind as u32, Ordering::Release);
     }
 

@@ -13,7 +13,7 @@ use rustix::fs::FallocateFlags;
 use super::memory;
 use super::slots::MOST_SLOTS;
 
-/// The most that is kept of one file. Whoever writes more has a big upload, which cannot be repeated from memory.
+/// Maximum size of one file. Uploads of larger files cannot be restarted from memory.
 pub const LONGEST: u64 = 8 << 20;
 /// The most that is kept of all files together.
 const BUDGET: u64 = 64 << 20;
@@ -33,6 +33,13 @@ impl Spool {
         Self { file, taken: AtomicU64::new(0) }
     }
 
+    /// Locks the whole file for this process. The lock ends with the process, however it dies; it would also end if any other
+    /// descriptor of the file were closed in this process.
+    pub fn lock(&self) -> io::Result<()> {
+        let lock = || rustix::fs::fcntl_lock(&self.file, rustix::fs::FlockOperation::LockExclusive);
+        Ok(rustix::io::retry_on_intr(lock)?)
+    }
+
     /// Keeps `data`, which follows the `length` bytes that are kept already. Answers whether there was room.
     pub fn append(&self, slot: u32, length: u64, data: &[u8]) -> bool {
         let longer = length.saturating_add(data.len() as u64);
@@ -42,11 +49,37 @@ impl Spool {
         match self.file.write_all_at(data, place(slot) + length) {
             Ok(()) => true,
             Err(error) => {
-                tracing::debug!(%error, "nothing more of this file is kept");
+                tracing::debug!(%error, "cannot write to the spool");
                 self.give_back(pages(longer) - pages(length));
                 false
             }
         }
+    }
+
+    /// Writes `data` at `offset` of a file of `length` bytes. Answers whether there was room.
+    pub fn write_at(&self, slot: u32, length: u64, offset: u64, data: &[u8]) -> bool {
+        let longer = offset.saturating_add(data.len() as u64).max(length);
+        if longer > LONGEST || !self.take(pages(longer) - pages(length)) {
+            return false;
+        }
+        match self.file.write_all_at(data, place(slot) + offset) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%error, "cannot write to the spool");
+                self.give_back(pages(longer) - pages(length));
+                false
+            }
+        }
+    }
+
+    /// Changes the length of a file. What is cut off reads as zeros if the file grows again. Answers whether there was room.
+    pub fn set_length(&self, slot: u32, length: u64, new: u64) -> bool {
+        if new <= length {
+            self.free(place(slot) + new, LONGEST - new);
+            self.give_back(pages(length) - pages(new));
+            return true;
+        }
+        new <= LONGEST && self.take(pages(new) - pages(length))
     }
 
     /// Reads kept bytes from `offset` on.
@@ -54,7 +87,7 @@ impl Spool {
         self.file.read_exact_at(bytes, place(slot) + offset)
     }
 
-    /// The `length` bytes that were kept for this slot are not needed any more.
+    /// The `length` bytes that were kept for this slot are not needed any longer.
     pub fn clear(&self, slot: u32, length: u64) {
         if length > 0 {
             self.free(place(slot), LONGEST);
@@ -62,7 +95,7 @@ impl Spool {
         }
     }
 
-    /// Learns what engines before this one have kept, and frees everything else. `kept` are slots below `used` and the
+    /// Learns what previous engines have kept, and frees everything else. `kept` are slots below `used` and the
     /// lengths of what they have, in the order of their numbers.
     pub fn load(&self, used: u32, kept: impl Iterator<Item = (u32, u64)>) {
         let mut taken = 0;
@@ -82,7 +115,7 @@ impl Spool {
         }
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         if let Err(error) = rustix::fs::fallocate(&self.file, flags, start, length) {
-            tracing::warn!(%error, "memory not given back");
+            tracing::warn!(%error, "cannot free spool memory");
         }
     }
 
@@ -143,6 +176,19 @@ mod tests {
         assert!(!spool.append(files, 0, b"x"));
         spool.clear(0, LONGEST);
         assert!(spool.append(files, 0, b"x"));
+    }
+
+    #[test]
+    fn a_file_is_written_anywhere_and_what_was_cut_off_reads_as_zeros() {
+        let spool = spool();
+        assert!(spool.write_at(3, 0, 5, b"tail"));
+        assert_eq!(read(&spool, 3, 9), b"\0\0\0\0\0tail");
+        assert!(spool.write_at(3, 9, 0, b"head"));
+        assert!(spool.set_length(3, 9, 2) && spool.set_length(3, 2, 9));
+        assert_eq!(read(&spool, 3, 9), b"he\0\0\0\0\0\0\0");
+        assert!(!spool.set_length(3, 9, LONGEST + 1) && !spool.write_at(3, 9, LONGEST, b"x"));
+        spool.clear(3, 9);
+        assert_eq!(spool.taken.load(Ordering::Relaxed), 0);
     }
 
     #[test]

@@ -1,17 +1,20 @@
-//! How a table learns what the engines before this one knew. They are all dead by then.
+//! Loads the table that previous engines left behind. They are all dead by then.
 
 use std::collections::HashSet;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
-use super::{Index, Node, ROOT, ROOT_SLOT, Table, Unneeded, number};
-use crate::state::{DIRTY, KEPT, Kind, NEW, ORPHANED, POISONED, Slot};
+use super::{DEEPEST, Index, InodeReferences, LONGEST_TEXT, Node, ROOT, ROOT_SLOT, Table, number};
+use crate::state::{
+    DIRTY, IN_DIRECTORY, INCOMPLETE, INLINE_TEXT, LONGEST_SPOOLED, NEW, ORPHANED, POISONED, SPOOLED, Slot, SlotKind,
+};
 
 impl Table {
-    /// Builds the index over the slots. Nodes other than the root are lost until somebody asks for them.
+    /// Builds the index over the slots. Nodes other than the root are resolved on first use.
     pub fn load(&self) {
         let mut index = self.index();
         *index = Index::default();
-        if self.state.used() <= ROOT_SLOT {
+        let has_root = self.current(ROOT).is_ok_and(|it| it.kind() == SlotKind::Directory);
+        if self.state.used() <= ROOT_SLOT || !has_root {
             self.make_root();
         }
         let mut text = HashSet::new();
@@ -20,18 +23,23 @@ impl Table {
         index.by_inode.insert(ROOT, ROOT_SLOT);
         for (number, slot) in self.all().filter(|(number, _)| *number != ROOT_SLOT) {
             match slot.kind() {
-                Kind::Free => index.free.push(number),
-                Kind::Continuation => continuations.push(number),
-                Kind::Directory | Kind::File => {
+                SlotKind::Free => index.free.push(number),
+                SlotKind::Continuation => continuations.push(number),
+                SlotKind::Directory | SlotKind::File => {
+                    self.claim_text(slot, &mut text);
                     self.load_node(&mut index, number, slot);
-                    text.extend(self.text_slots(slot));
                 }
-                Kind::ReadHandle | Kind::WriteHandle | Kind::DirectoryHandle => text.extend(self.text_slots(slot)),
+                SlotKind::ReadHandle | SlotKind::WriteHandle | SlotKind::DirectoryHandle | SlotKind::StagedFile => {
+                    self.claim_text(slot, &mut text);
+                }
             }
         }
         for (number, slot) in self.all() {
-            if matches!(slot.kind(), Kind::ReadHandle | Kind::WriteHandle | Kind::DirectoryHandle) {
-                self.load_handle(&mut index, number, slot);
+            match slot.kind() {
+                SlotKind::ReadHandle | SlotKind::WriteHandle | SlotKind::DirectoryHandle | SlotKind::StagedFile => {
+                    self.load_handle(&mut index, number, slot);
+                }
+                SlotKind::Free | SlotKind::Directory | SlotKind::File | SlotKind::Continuation => {}
             }
         }
         for number in continuations.into_iter().filter(|it| !text.contains(it)) {
@@ -40,22 +48,25 @@ impl Table {
             }
         }
         self.state.unstored().store(0, Release);
+        self.state.staged_on_disk().store(0, Release);
         self.state.spool().load(self.state.used(), self.all().filter_map(|(number, slot)| kept(number, slot)));
         self.collect_unneeded(&mut index);
     }
 
     fn make_root(&self) {
-        self.state.set_used(ROOT_SLOT + 1);
+        self.state.set_used(self.state.used().max(ROOT_SLOT + 1));
         if let Ok(slot) = self.slot(ROOT_SLOT) {
+            slot.generation.store(0, Relaxed);
+            slot.next.store(0, Relaxed);
+            slot.text_length.store(0, Relaxed);
             slot.owner.store(ROOT, Relaxed);
-            slot.set_kind(Kind::Directory);
+            slot.set_kind(SlotKind::Directory);
         }
     }
 
     fn load_node(&self, index: &mut Index, number: u32, slot: &Slot) {
         let parent = slot.owner.load(Relaxed);
-        let is_in_directory = self.current(parent).is_ok_and(|it| it.kind() == Kind::Directory);
-        if !is_in_directory {
+        if !self.leads_to_root(parent) {
             // Not to be found by any path, but the kernel may still hold it.
             slot.set(ORPHANED);
             slot.owner.store(ROOT, Relaxed);
@@ -72,13 +83,23 @@ impl Table {
         let Some(known) = self.current(node).ok().and_then(|_| index.nodes.get_mut(&self::number(node))) else {
             return index.release(number, slot);
         };
+        let is_spooled = kept(number, slot).is_some();
+        let is_impossible = is_spooled && LONGEST_SPOOLED < slot.count.load(Relaxed);
+        if slot.has(INCOMPLETE) || (is_impossible && slot.kind() == SlotKind::StagedFile) {
+            // Whatever asked for this copy was not answered, and is sent again.
+            self.release_text(index, slot);
+            return index.release(number, slot);
+        }
+        if is_impossible {
+            slot.clear(SPOOLED);
+        }
         known.handles += 1;
         let Ok(node) = self.current(node) else { return };
         if slot.has(DIRTY) {
             // Whatever is found under its name now may be another version.
             node.stamp.store(0, Relaxed);
         }
-        if slot.has(DIRTY) && !slot.has(KEPT) {
+        if slot.kind() == SlotKind::WriteHandle && slot.has(DIRTY) && !slot.has(SPOOLED) {
             // What was written is lost, and with it a name that was not in the bucket yet.
             slot.set(POISONED);
             slot.clear(DIRTY);
@@ -89,7 +110,7 @@ impl Table {
     /// What an engine was about to tell the kernel when it died.
     fn collect_unneeded(&self, index: &mut Index) {
         let nodes: Vec<u32> = index.nodes.keys().copied().collect();
-        let mut nothing: Vec<Unneeded> = Vec::new();
+        let mut nothing: Vec<InodeReferences> = Vec::new();
         for number in nodes {
             self.collect(index, number, &mut nothing);
         }
@@ -99,22 +120,51 @@ impl Table {
         (ROOT_SLOT..self.state.used()).filter_map(|number| Some((number, self.state.slot(number)?)))
     }
 
-    /// The slots in which the text of this one continues.
-    fn text_slots(&self, slot: &Slot) -> Vec<u32> {
-        let mut found = Vec::new();
-        let mut next = slot.next.load(Relaxed);
-        while next != 0 && !found.contains(&next) {
-            let Ok(continuation) = self.slot(next) else { break };
-            found.push(next);
-            next = continuation.next.load(Relaxed);
+    /// Whether this is a directory with a path. Nodes that are each other's directories would be looked up for ever.
+    fn leads_to_root(&self, directory: u64) -> bool {
+        let mut next = directory;
+        for _ in 0..DEEPEST {
+            if next == ROOT {
+                return true;
+            }
+            let is_used = number(next) < self.state.used();
+            match self.current(next) {
+                Ok(slot) if is_used && slot.kind() == SlotKind::Directory => next = slot.owner.load(Relaxed),
+                Ok(_) | Err(_) => return false,
+            }
         }
-        found
+        false
+    }
+
+    /// Notes the slots in which the text of this one continues, and cuts it where it does not continue in a slot of its own: one that
+    /// two texts had in common would be freed, and used, twice.
+    fn claim_text(&self, slot: &Slot, claimed: &mut HashSet<u32>) {
+        let length = (slot.text_length.load(Relaxed) as usize).min(LONGEST_TEXT);
+        let (mut last, mut room) = (slot, INLINE_TEXT);
+        loop {
+            let next = last.next.load(Relaxed);
+            let is_continuation = |slot: &&Slot| next != 0 && slot.kind() == SlotKind::Continuation;
+            let continuation = self.slot(next).ok().filter(is_continuation);
+            match continuation {
+                Some(continuation) if room < length && next < self.state.used() && claimed.insert(next) => {
+                    last = continuation;
+                    room += INLINE_TEXT;
+                }
+                Some(_) | None => break,
+            }
+        }
+        last.next.store(0, Relaxed);
+        slot.text_length.store(u32::try_from(length.min(room)).unwrap_or(u32::MAX), Release);
     }
 }
 
-/// What is kept for a write handle, if anything.
+/// What the spool holds for a slot, if anything.
 fn kept(number: u32, slot: &Slot) -> Option<(u32, u64)> {
     let length = slot.count.load(Relaxed);
-    let is_kept = slot.kind() == Kind::WriteHandle && slot.has(KEPT) && length > 0;
+    let is_kept = match slot.kind() {
+        SlotKind::WriteHandle => slot.has(SPOOLED),
+        SlotKind::StagedFile => !slot.has(IN_DIRECTORY),
+        _ => false,
+    } && length > 0;
     is_kept.then_some((number, length))
 }

@@ -5,33 +5,33 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::{KEPT, POISONED};
+use crate::state::{INLINE_TEXT, POISONED, SPOOLED};
 
-fn table() -> Table {
+pub(super) fn table() -> Table {
     let table = Table::new(State::private().unwrap());
     table.load();
     table
 }
 
 /// What a successor finds after a crash.
-fn successor(table: &Table) -> Table {
+pub(super) fn successor(table: &Table) -> Table {
     let table = Table::new(table.state.clone());
     table.load();
     table
 }
 
-fn found(kind: Kind, inode: u64) -> Found {
-    Found { kind, inode, size: 7, stamp: 1000, flags: 0 }
+pub(super) fn found(kind: SlotKind, inode: u64) -> EntryInfo {
+    EntryInfo { kind, inode, size: 7, stamp: 1000, flags: 0 }
 }
 
-fn handle(kind: Kind, open_flags: i32) -> NewHandle<'static> {
+pub(super) fn handle(kind: SlotKind, open_flags: i32) -> NewHandle<'static> {
     NewHandle { kind, open_flags, opener: 42, etag: b"\"etag\"", flags: 0 }
 }
 
 fn bound_to(table: &Table, node: u64) -> Result<u64, TableError> {
     match table.binding(node)? {
         Binding::Bound(inode) => Ok(inode),
-        Binding::Lost { .. } => Ok(0),
+        Binding::Unresolved { .. } => Ok(0),
     }
 }
 
@@ -47,9 +47,9 @@ fn the_root_has_the_id_that_the_protocol_fixes() {
 #[test]
 fn an_id_that_was_given_back_is_stale_for_ever() {
     let table = table();
-    let first = table.entry(ROOT, b"a", found(Kind::File, 10)).unwrap();
-    assert_eq!(table.forget(first, 1), [Unneeded { inode: 10, count: 1 }]);
-    let second = table.entry(ROOT, b"b", found(Kind::File, 11)).unwrap();
+    let first = table.entry(ROOT, b"a", found(SlotKind::File, 10)).unwrap();
+    assert_eq!(table.forget(first, 1), [InodeReferences { inode: 10, count: 1 }]);
+    let second = table.entry(ROOT, b"b", found(SlotKind::File, 11)).unwrap();
     assert_eq!(number(first), number(second), "the slot is used again");
     assert_eq!(bound_to(&table, first), Err(TableError::Stale));
     assert_eq!(bound_to(&table, second), Ok(11));
@@ -58,13 +58,13 @@ fn an_id_that_was_given_back_is_stale_for_ever() {
 #[test]
 fn a_node_stays_while_it_has_handles_or_children() {
     let table = table();
-    let directory = table.entry(ROOT, b"d", found(Kind::Directory, 10)).unwrap();
-    let file = table.entry(directory, b"f", found(Kind::File, 11)).unwrap();
-    let handle = table.add_handle(file, handle(Kind::ReadHandle, 0)).unwrap();
+    let directory = table.entry(ROOT, b"d", found(SlotKind::Directory, 10)).unwrap();
+    let file = table.entry(directory, b"f", found(SlotKind::File, 11)).unwrap();
+    let handle = table.add_handle(file, handle(SlotKind::ReadHandle, 0)).unwrap();
     assert_eq!(table.forget(directory, 1), []);
     assert_eq!(table.forget(file, 1), []);
     assert_eq!(bound_to(&table, file), Ok(11));
-    let all = [Unneeded { inode: 11, count: 1 }, Unneeded { inode: 10, count: 1 }];
+    let all = [InodeReferences { inode: 11, count: 1 }, InodeReferences { inode: 10, count: 1 }];
     assert_eq!(table.drop_handle(handle), all);
     assert!(table.handle(handle).is_err());
 }
@@ -72,11 +72,11 @@ fn a_node_stays_while_it_has_handles_or_children() {
 #[test]
 fn a_withdrawn_entry_leaves_no_reference() {
     let table = table();
-    let told = table.entry(ROOT, b"a", found(Kind::File, 10)).unwrap();
-    assert_eq!(table.entry(ROOT, b"a", found(Kind::File, 10)), Ok(told));
+    let told = table.entry(ROOT, b"a", found(SlotKind::File, 10)).unwrap();
+    assert_eq!(table.entry(ROOT, b"a", found(SlotKind::File, 10)), Ok(told));
     assert_eq!(table.withdraw(told), None);
-    assert_eq!(table.forget(told, 1), [Unneeded { inode: 10, count: 1 }]);
-    let untold = table.entry(ROOT, b"a", found(Kind::File, 10)).unwrap();
+    assert_eq!(table.forget(told, 1), [InodeReferences { inode: 10, count: 1 }]);
+    let untold = table.entry(ROOT, b"a", found(SlotKind::File, 10)).unwrap();
     assert_eq!(table.withdraw(untold), None);
     assert_eq!(bound_to(&table, untold), Err(TableError::Stale));
 }
@@ -85,24 +85,24 @@ fn a_withdrawn_entry_leaves_no_reference() {
 fn a_renamed_node_keeps_its_id_and_changes_its_path() {
     let table = table();
     let long = "n".repeat(255);
-    let old = table.entry(ROOT, b"old", found(Kind::Directory, 10)).unwrap();
-    let new = table.entry(ROOT, b"new", found(Kind::Directory, 11)).unwrap();
-    let file = table.entry(old, b"f", found(Kind::File, 12)).unwrap();
+    let old = table.entry(ROOT, b"old", found(SlotKind::Directory, 10)).unwrap();
+    let new = table.entry(ROOT, b"new", found(SlotKind::Directory, 11)).unwrap();
+    let file = table.entry(old, b"f", found(SlotKind::File, 12)).unwrap();
     assert_eq!(table.renamed(old, b"f", new, long.as_bytes()), Ok(vec![]));
     assert_eq!(table.path(file), PathBuf::from("/new").join(&long));
     assert_eq!(table.parent(file), new);
-    assert_eq!(table.forget(old, 1), [Unneeded { inode: 10, count: 1 }]);
+    assert_eq!(table.forget(old, 1), [InodeReferences { inode: 10, count: 1 }]);
 }
 
 #[test]
 fn a_name_can_get_another_inode_under_the_same_id() {
     let table = table();
-    let file = table.entry(ROOT, b"f", found(Kind::File, 10)).unwrap();
-    assert_eq!(table.rebind(ROOT, b"f", 10), Unneeded { inode: 10, count: 1 }, "nothing changed");
-    assert_eq!(table.rebind(ROOT, b"f", 11), Unneeded { inode: 10, count: 1 });
+    let file = table.entry(ROOT, b"f", found(SlotKind::File, 10)).unwrap();
+    assert_eq!(table.rebind(ROOT, b"f", 10), InodeReferences { inode: 10, count: 1 }, "nothing changed");
+    assert_eq!(table.rebind(ROOT, b"f", 11), InodeReferences { inode: 10, count: 1 });
     assert_eq!(bound_to(&table, file), Ok(11));
-    assert_eq!(table.forget(file, 1), [Unneeded { inode: 11, count: 1 }]);
-    assert_eq!(table.rebind(ROOT, b"f", 12), Unneeded { inode: 12, count: 1 }, "the name is not known");
+    assert_eq!(table.forget(file, 1), [InodeReferences { inode: 11, count: 1 }]);
+    assert_eq!(table.rebind(ROOT, b"f", 12), InodeReferences { inode: 12, count: 1 }, "the name is not known");
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn long_names_are_kept_whole() {
     let table = table();
     for length in [1, INLINE_TEXT - 1, INLINE_TEXT, INLINE_TEXT + 1, 255, 1024] {
         let name = "x".repeat(length);
-        let node = table.entry(ROOT, name.as_bytes(), found(Kind::File, length as u64 + 100)).unwrap();
+        let node = table.entry(ROOT, name.as_bytes(), found(SlotKind::File, length as u64 + 100)).unwrap();
         assert_eq!(table.path(node), PathBuf::from("/").join(&name));
     }
 }
@@ -119,51 +119,52 @@ fn long_names_are_kept_whole() {
 fn a_successor_finds_nodes_by_their_names_under_the_same_ids() {
     let table = table();
     let long = "n".repeat(255);
-    let directory = table.entry(ROOT, b"d", found(Kind::Directory, 10)).unwrap();
-    let file = table.entry(directory, long.as_bytes(), found(Kind::File, 11)).unwrap();
+    let directory = table.entry(ROOT, b"d", found(SlotKind::Directory, 10)).unwrap();
+    let file = table.entry(directory, long.as_bytes(), found(SlotKind::File, 11)).unwrap();
     let table = successor(&table);
-    let lost = Binding::Lost { parent: directory, name: long.clone().into(), kind: Kind::File, is_new: false };
+    let lost =
+        Binding::Unresolved { parent: directory, name: long.clone().into(), kind: SlotKind::File, is_new: false };
     assert_eq!(table.binding(file), Ok(lost));
-    assert_eq!(table.entry(ROOT, b"d", found(Kind::Directory, 20)), Ok(directory));
-    assert_eq!(table.entry(directory, long.as_bytes(), found(Kind::File, 21)), Ok(file));
+    assert_eq!(table.entry(ROOT, b"d", found(SlotKind::Directory, 20)), Ok(directory));
+    assert_eq!(table.entry(directory, long.as_bytes(), found(SlotKind::File, 21)), Ok(file));
     assert_eq!((bound_to(&table, directory), bound_to(&table, file)), (Ok(20), Ok(21)));
     // Two references of the kernel, one of them told by the dead engine.
     assert_eq!(table.forget(file, 1), []);
-    assert_eq!(table.forget(file, 1), [Unneeded { inode: 21, count: 1 }]);
+    assert_eq!(table.forget(file, 1), [InodeReferences { inode: 21, count: 1 }]);
 }
 
 #[test]
 fn a_node_that_is_found_again_twice_is_bound_once() {
     let table = table();
-    let file = table.entry(ROOT, b"f", found(Kind::File, 11)).unwrap();
+    let file = table.entry(ROOT, b"f", found(SlotKind::File, 11)).unwrap();
     let table = successor(&table);
-    assert_eq!(table.bind(file, 21, Kind::Directory), Err(TableError::Stale));
-    assert_eq!(table.bind(file, 21, Kind::File), Ok(21));
-    assert_eq!(table.bind(file, 21, Kind::File), Ok(21));
-    assert_eq!(table.bind(file, 22, Kind::File), Err(TableError::Stale));
-    assert_eq!(table.forget(file, 1), [Unneeded { inode: 21, count: 2 }]);
+    assert_eq!(table.bind(file, 21, SlotKind::Directory), Err(TableError::Stale));
+    assert_eq!(table.bind(file, 21, SlotKind::File), Ok(21));
+    assert_eq!(table.bind(file, 21, SlotKind::File), Ok(21));
+    assert_eq!(table.bind(file, 22, SlotKind::File), Err(TableError::Stale));
+    assert_eq!(table.forget(file, 1), [InodeReferences { inode: 21, count: 2 }]);
 }
 
 #[test]
 fn a_file_that_was_replaced_during_a_crash_gets_another_id() {
     let table = table();
-    let old = table.entry(ROOT, b"f", found(Kind::File, 11)).unwrap();
+    let old = table.entry(ROOT, b"f", found(SlotKind::File, 11)).unwrap();
     let table = successor(&table);
-    let new = table.entry(ROOT, b"f", Found { size: 8, ..found(Kind::File, 21) }).unwrap();
+    let new = table.entry(ROOT, b"f", EntryInfo { size: 8, ..found(SlotKind::File, 21) }).unwrap();
     assert_ne!(old, new);
     assert_eq!(table.binding(old), Err(TableError::Stale));
     let table = successor(&table);
     assert_eq!(table.binding(old), Err(TableError::Stale));
-    assert_eq!(table.entry(ROOT, b"f", Found { size: 8, ..found(Kind::File, 31) }), Ok(new));
+    assert_eq!(table.entry(ROOT, b"f", EntryInfo { size: 8, ..found(SlotKind::File, 31) }), Ok(new));
 }
 
 #[test]
 fn names_that_are_gone_are_not_found_by_a_successor() {
     let table = table();
-    let made = Found { flags: NEW, ..found(Kind::Directory, 11) };
+    let made = EntryInfo { flags: NEW, ..found(SlotKind::Directory, 11) };
     let removed = table.entry(ROOT, b"removed", made).unwrap();
-    let moved = table.entry(ROOT, b"old", found(Kind::File, 12)).unwrap();
-    let replaced = table.entry(ROOT, b"new", found(Kind::File, 13)).unwrap();
+    let moved = table.entry(ROOT, b"old", found(SlotKind::File, 12)).unwrap();
+    let replaced = table.entry(ROOT, b"new", found(SlotKind::File, 13)).unwrap();
     table.unlinked(ROOT, b"removed");
     table.renamed(ROOT, b"old", ROOT, b"new").unwrap();
     let table = successor(&table);
@@ -176,11 +177,11 @@ fn names_that_are_gone_are_not_found_by_a_successor() {
 #[test]
 fn what_was_made_and_not_stored_is_known_to_a_successor() {
     let table = table();
-    let made = |kind, inode| Found { flags: NEW, ..found(kind, inode) };
-    let directory = table.entry(ROOT, b"d", made(Kind::Directory, 10)).unwrap();
-    let empty = table.entry(directory, b"empty", made(Kind::File, 11)).unwrap();
-    let other = table.entry(ROOT, b"other", made(Kind::Directory, 12)).unwrap();
-    let stored = table.entry(other, b"stored", made(Kind::File, 13)).unwrap();
+    let made = |kind, inode| EntryInfo { flags: NEW, ..found(kind, inode) };
+    let directory = table.entry(ROOT, b"d", made(SlotKind::Directory, 10)).unwrap();
+    let empty = table.entry(directory, b"empty", made(SlotKind::File, 11)).unwrap();
+    let other = table.entry(ROOT, b"other", made(SlotKind::Directory, 12)).unwrap();
+    let stored = table.entry(other, b"stored", made(SlotKind::File, 13)).unwrap();
     table.stored(stored);
     let table = successor(&table);
     let mut lost = table.all_lost_new();
@@ -188,7 +189,7 @@ fn what_was_made_and_not_stored_is_known_to_a_successor() {
     assert_eq!(lost, [directory, empty]);
     assert_eq!(table.lost_new(ROOT, b"d"), Some(directory));
     assert_eq!(table.lost_new(ROOT, b"other"), None);
-    table.bind(directory, 20, Kind::Directory).unwrap();
+    table.bind(directory, 20, SlotKind::Directory).unwrap();
     assert_eq!(table.lost_new(ROOT, b"d"), None);
 }
 
@@ -197,8 +198,9 @@ fn only_data_that_is_not_stored_poisons_a_handle() {
     let table = table();
     let handle_of = |inode: u64| {
         let name = inode.to_string();
-        let node = table.entry(ROOT, name.as_bytes(), Found { flags: NEW, ..found(Kind::File, inode) }).unwrap();
-        table.add_handle(node, handle(Kind::WriteHandle, 1)).unwrap()
+        let node =
+            table.entry(ROOT, name.as_bytes(), EntryInfo { flags: NEW, ..found(SlotKind::File, inode) }).unwrap();
+        table.add_handle(node, handle(SlotKind::WriteHandle, 1)).unwrap()
     };
     let (unused, written, stored) = (handle_of(10), handle_of(11), handle_of(12));
     for number in [written, stored] {
@@ -217,17 +219,17 @@ fn only_data_that_is_not_stored_poisons_a_handle() {
     assert_eq!(table.etag(table.handle(unused).unwrap()), b"\"etag\"");
 }
 
-fn read_kept(table: &Table, handle: u64) -> Vec<u8> {
+fn read_spooled(table: &Table, handle: u64) -> Vec<u8> {
     let length = table.handle(handle).unwrap().count.load(Acquire);
     let mut bytes = vec![0; usize::try_from(length).unwrap()];
-    table.read_kept(handle, 0, &mut bytes).unwrap();
+    table.read_spooled(handle, 0, &mut bytes).unwrap();
     bytes
 }
 
 fn kept_handle(table: &Table, inode: u64) -> u64 {
-    let found = Found { flags: NEW, ..found(Kind::File, inode) };
+    let found = EntryInfo { flags: NEW, ..found(SlotKind::File, inode) };
     let node = table.entry(ROOT, inode.to_string().as_bytes(), found).unwrap();
-    table.add_handle(node, NewHandle { flags: KEPT, ..handle(Kind::WriteHandle, 1) }).unwrap()
+    table.add_handle(node, NewHandle { flags: SPOOLED, ..handle(SlotKind::WriteHandle, 1) }).unwrap()
 }
 
 fn write(table: &Table, handle: u64, data: &[u8]) {
@@ -246,8 +248,8 @@ fn what_is_kept_of_a_file_is_known_to_a_successor_and_poisons_nothing() {
     write(&table, written, b"two");
     assert_eq!(table.state.unstored().load(Acquire), 0, "nothing would be lost");
     let table = successor(&successor(&table));
-    assert_eq!(table.kept_by_others(), [begun, written]);
-    assert_eq!((read_kept(&table, begun), read_kept(&table, written)), (Vec::new(), b"one two".to_vec()));
+    assert_eq!(table.spooled_by_previous_engine(), [begun, written]);
+    assert_eq!((read_spooled(&table, begun), read_spooled(&table, written)), (Vec::new(), b"one two".to_vec()));
     assert!([begun, written].iter().all(|it| !table.handle(*it).unwrap().has(POISONED)));
     assert!(table.lost_new(ROOT, b"11").is_some());
 }
@@ -261,7 +263,7 @@ fn a_file_that_is_too_long_to_be_kept_is_at_risk_until_it_is_stored() {
     write(&table, handle, b"x");
     assert_eq!(table.state.unstored().load(Acquire), 1);
     let slot = table.handle(handle).unwrap();
-    assert!(!slot.has(KEPT));
+    assert!(!slot.has(SPOOLED));
     table.end_writing(slot);
     assert_eq!(table.state.unstored().load(Acquire), 0);
     write(&table, handle, b"y");
@@ -291,7 +293,7 @@ proptest! {
             }
         }
         for (handle, expected) in &open {
-            prop_assert!(read_kept(&table, *handle) == *expected);
+            prop_assert!(read_spooled(&table, *handle) == *expected);
         }
     }
 }
@@ -299,14 +301,14 @@ proptest! {
 #[test]
 fn what_the_kernel_was_never_told_is_free_again() {
     let table = table();
-    let kept = table.entry(ROOT, b"kept", found(Kind::File, 10)).unwrap();
+    let kept = table.entry(ROOT, b"kept", found(SlotKind::File, 10)).unwrap();
     let used = table.state.used();
     let name = "x".repeat(300);
     // As if the engine had died right before it counted the reference.
-    let untold = table.entry(ROOT, name.as_bytes(), found(Kind::File, 11)).unwrap();
+    let untold = table.entry(ROOT, name.as_bytes(), found(SlotKind::File, 11)).unwrap();
     table.current(untold).unwrap().count.store(0, Relaxed);
     let orphan = table.allocate(&mut table.index()).unwrap();
-    table.slot(orphan).unwrap().set_kind(Kind::Continuation);
+    table.slot(orphan).unwrap().set_kind(SlotKind::Continuation);
     let table = successor(&table);
     assert_eq!(table.binding(untold), Err(TableError::Stale));
     assert!(table.binding(kept).is_ok());
@@ -334,15 +336,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// What the file system beneath gave us is what we give back in the end, and never more.
+    /// What `S3Filesystem` gave us is what we give back in the end, and never more.
     #[test]
     fn references_are_balanced(steps in steps()) {
         let mut table = table();
         let mut held: BTreeMap<u64, u64> = BTreeMap::new();
         let mut known: Vec<u64> = Vec::new();
         let mut handles: Vec<u64> = Vec::new();
-        let give_back = |held: &mut BTreeMap<u64, u64>, unneeded: Vec<Unneeded>| {
-            for it in unneeded {
+        let give_back = |held: &mut BTreeMap<u64, u64>, released: Vec<InodeReferences>| {
+            for it in released {
                 let left = held.remove(&it.inode).map(|held| held - it.count);
                 assert_eq!(left, Some(0));
             }
@@ -352,7 +354,7 @@ proptest! {
                 Step::Lookup { directory, inode } => {
                     let parent = known.get(directory).copied().unwrap_or(ROOT);
                     let name = format!("name of inode {inode} {}", "long ".repeat(30));
-                    let node = table.entry(parent, name.as_bytes(), found(Kind::Directory, inode)).unwrap();
+                    let node = table.entry(parent, name.as_bytes(), found(SlotKind::Directory, inode)).unwrap();
                     prop_assert_eq!(bound_to(&table, node), Ok(inode));
                     *held.entry(inode).or_default() += 1;
                     known.push(node);
@@ -362,7 +364,7 @@ proptest! {
                     give_back(&mut held, table.forget(node, 1));
                 }
                 Step::Open { node } if node < known.len() => {
-                    handles.push(table.add_handle(known[node], handle(Kind::WriteHandle, 2)).unwrap());
+                    handles.push(table.add_handle(known[node], handle(SlotKind::WriteHandle, 2)).unwrap());
                 }
                 Step::Close { handle } if handle < handles.len() => {
                     let handle = handles.swap_remove(handle);
@@ -370,7 +372,7 @@ proptest! {
                     prop_assert!(table.handle(handle).is_err());
                 }
                 Step::Crash => {
-                    // The file system beneath dies with the engine; the kernel's references do not.
+                    // `S3Filesystem` dies with the engine; the kernel's references do not.
                     table = successor(&table);
                     held.clear();
                 }

@@ -1,5 +1,4 @@
-//! Which requests of the kernel are being worked on, and by whom: for the keeper, who wants to see progress, and for a successor
-//! on a kernel that does not send requests again.
+//! Requests in flight: lets the supervisor see progress, and lets a successor answer them on kernels without `FUSE_NOTIFY_RESEND`.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -10,43 +9,43 @@ const MOST_WORKERS: usize = 1024;
 
 /// What the threads of an engine are working on.
 #[repr(C)]
-pub struct Notes([Note; MOST_WORKERS]);
+pub struct InFlightTable([InFlightSlot; MOST_WORKERS]);
 
 #[repr(C)]
-struct Note {
+struct InFlightSlot {
     /// The number of the request; 0 if there is none. Stored last.
     unique: AtomicU64,
     handle: AtomicU64,
-    loss: AtomicU32,
+    class: AtomicU32,
     padding: AtomicU32,
 }
 
 /// What it means if the engine dies during a request and the kernel does not send it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Loss {
-    /// Whoever waits may ask again, and the kernel does so by itself if it hears that something is stale.
-    AskAgain = 1,
-    /// Whoever waits hears of an error.
-    Fail = 2,
+pub enum RequestClass {
+    /// Answered with ESTALE: the kernel retries path operations by itself.
+    Retryable = 1,
+    /// Answered with EIO.
+    Failing = 2,
     /// As above, and what was to be written through this handle is missing.
     Write = 3,
-    /// Nobody waits, but it must be done.
+    /// No caller waits for it, but it must be done.
     Release = 4,
 }
 
 /// A request that an engine had read and not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Noted {
+pub struct InFlight {
     pub unique: u64,
     pub handle: u64,
-    pub loss: Loss,
+    pub class: RequestClass,
 }
 
 /// A request is worked on as long as this exists.
-pub struct Working<'a> {
+pub struct InFlightGuard<'a> {
     state: &'a State,
-    note: Option<&'a Note>,
+    note: Option<&'a InFlightSlot>,
 }
 
 thread_local! {
@@ -57,40 +56,40 @@ thread_local! {
 }
 
 impl State {
-    /// Notes that this thread works on a request.
-    pub fn begin(&self, unique: u64, handle: u64, loss: Loss) -> Working<'_> {
+    /// Records that this thread works on a request.
+    pub fn begin(&self, unique: u64, handle: u64, class: RequestClass) -> InFlightGuard<'_> {
         self.head().begun.fetch_add(1, Ordering::Relaxed);
         let note = WORKER.with(|it| self.head().work.0.get(*it));
         if let Some(note) = note {
             note.handle.store(handle, Ordering::Relaxed);
-            note.loss.store(loss as u32, Ordering::Relaxed);
+            note.class.store(class as u32, Ordering::Relaxed);
             note.unique.store(unique, Ordering::Release);
         }
-        Working { state: self, note }
+        InFlightGuard { state: self, note }
     }
 
-    /// What the engine before this one was working on when it died; it is forgotten now.
-    pub fn take_noted(&self) -> Vec<Noted> {
+    /// What the previous engine was working on when it died; it is forgotten now.
+    pub fn take_in_flight(&self) -> Vec<InFlight> {
         self.head().done.store(self.head().begun.load(Ordering::Acquire), Ordering::Release);
-        self.head().work.0.iter().filter_map(Note::take).collect()
+        self.head().work.0.iter().filter_map(InFlightSlot::take).collect()
     }
 }
 
-impl Note {
-    fn take(&self) -> Option<Noted> {
+impl InFlightSlot {
+    fn take(&self) -> Option<InFlight> {
         let handle = self.handle.load(Ordering::Relaxed);
-        let loss = match self.loss.load(Ordering::Relaxed) {
-            1 => Loss::AskAgain,
-            3 => Loss::Write,
-            4 => Loss::Release,
-            _ => Loss::Fail,
+        let class = match self.class.load(Ordering::Relaxed) {
+            1 => RequestClass::Retryable,
+            3 => RequestClass::Write,
+            4 => RequestClass::Release,
+            _ => RequestClass::Failing,
         };
         let unique = self.unique.swap(0, Ordering::AcqRel);
-        (unique != 0).then_some(Noted { unique, handle, loss })
+        (unique != 0).then_some(InFlight { unique, handle, class })
     }
 }
 
-impl Drop for Working<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
         if let Some(note) = self.note {
             note.unique.store(0, Ordering::Release);
@@ -106,10 +105,10 @@ mod tests {
     #[test]
     fn a_successor_finds_what_was_begun_and_not_done() {
         let state = State::private().unwrap();
-        drop(state.begin(1, 0, Loss::AskAgain));
-        std::mem::forget(state.begin(2, 77, Loss::Write));
-        assert_eq!(state.take_noted(), [Noted { unique: 2, handle: 77, loss: Loss::Write }]);
-        assert_eq!(state.take_noted(), []);
+        drop(state.begin(1, 0, RequestClass::Retryable));
+        std::mem::forget(state.begin(2, 77, RequestClass::Write));
+        assert_eq!(state.take_in_flight(), [InFlight { unique: 2, handle: 77, class: RequestClass::Write }]);
+        assert_eq!(state.take_in_flight(), []);
         assert_eq!(state.head().begun.load(Ordering::Relaxed), state.head().done.load(Ordering::Relaxed));
     }
 
@@ -118,10 +117,10 @@ mod tests {
         let state = State::private().unwrap();
         for unique in 1..4 {
             let state = state.clone();
-            let work = move || std::mem::forget(state.begin(unique, 0, Loss::Fail));
+            let work = move || std::mem::forget(state.begin(unique, 0, RequestClass::Failing));
             std::thread::spawn(work).join().unwrap();
         }
-        let mut found: Vec<u64> = state.take_noted().iter().map(|it| it.unique).collect();
+        let mut found: Vec<u64> = state.take_in_flight().iter().map(|it| it.unique).collect();
         found.sort_unstable();
         assert_eq!(found, [1, 2, 3]);
     }

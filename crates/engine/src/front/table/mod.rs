@@ -2,51 +2,64 @@
 //!
 //! An id is the number of a slot and, in its upper half, how often that slot was used: an id that was given back never
 //! means something else later. Everything the kernel relies on is in the slots; the rest here is an index over them, which
-//! a successor builds anew (see `load`).
+//! a successor rebuilds (see `load`).
 //!
 //! A slot is published by its kind, which is stored last and taken back first. References of the kernel are counted up
-//! before the kernel is told and down after it has said so. A crash between any two stores can therefore leave a slot that
-//! nobody needs, but never a count that is too low or a slot that is half true.
+//! before the reply and down after FORGET was read. A crash between any two stores can therefore leak a slot, but never leave
+//! a count that is too low or a half-written slot.
+//!
+//! `Table` is one type because all of it changes the same slots under one lock. This file has the nodes; its children add
+//! the handles (`handles`), the staged files (`staged`), the data at risk (`dirty`), the versions of cached pages (`pages`), the
+//! start of a successor (`load`) and the storage of slots and texts (`slots`).
 
+mod dirty;
+mod handles;
 mod load;
-mod unstored;
+mod pages;
+mod slots;
+mod staged;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::state::{INLINE_TEXT, Kind, MOST_SLOTS, NEW, ORPHANED, Slot, State};
+use parking_lot::{Mutex, MutexGuard};
 
-/// The id of the root is fixed by the FUSE protocol; the file system beneath uses the same number for its root.
+pub use self::handles::NewHandle;
+pub use self::pages::{KernelPages, PageVersion};
+use crate::state::{MOST_SLOTS, NEW, ORPHANED, Slot, SlotKind, State};
+
+/// The id of the root is fixed by the FUSE protocol; `S3Filesystem` uses the same number for its root.
 pub const ROOT: u64 = 1;
 const ROOT_SLOT: u32 = 1;
 /// No path is deeper: a key of S3 has at most 1024 bytes.
 const DEEPEST: usize = 1024;
+/// No name is longer, and no sensible `ETag`. What is longer was not written by us.
+const LONGEST_TEXT: usize = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TableError {
-    /// The kernel should not have this id any more; it looks the name up again when it hears of it.
-    #[error("the id is not in use any more")]
+    /// Answered with ESTALE: the kernel looks the name up again.
+    #[error("the id is not in use any longer")]
     Stale,
 
     #[error("more than {MOST_SLOTS} files and handles are in use")]
     Full,
 }
 
-/// References to an inode of the file system beneath that are not needed any more.
+/// References to an inode of `S3Filesystem` that are not needed any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unneeded {
+pub struct InodeReferences {
     pub inode: u64,
     pub count: u64,
 }
 
-/// What the file system beneath says of a name.
+/// What `S3Filesystem` says of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
-    pub kind: Kind,
+pub struct EntryInfo {
+    pub kind: SlotKind,
     pub inode: u64,
     pub size: u64,
     /// When it was changed last, in seconds.
@@ -55,28 +68,15 @@ pub struct Found {
     pub flags: u32,
 }
 
-/// What is noted of a handle when it is opened.
-#[derive(Clone, Copy, Debug)]
-pub struct NewHandle<'a> {
-    pub kind: Kind,
-    pub open_flags: i32,
-    /// The process that opened a file for writing, if it can be told from others.
-    pub opener: u32,
-    /// What a read handle reads.
-    pub etag: &'a [u8],
-    /// [`crate::state::KEPT`] if all that will be written is to be kept until the handle is dropped, else 0.
-    pub flags: u32,
-}
-
-/// A node as the file system beneath sees it.
+/// A node as `S3Filesystem` sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Binding {
     Bound(u64),
-    /// Known to an engine before this one; to be found again by its name.
-    Lost {
+    /// Known to a previous engine; to be found again by its name.
+    Unresolved {
         parent: u64,
         name: OsString,
-        kind: Kind,
+        kind: SlotKind,
         is_new: bool,
     },
 }
@@ -100,7 +100,7 @@ struct Index {
 struct Node {
     /// 0 while it is lost.
     inode: u64,
-    /// References to the inode that we hold in the file system beneath.
+    /// References to the inode that we hold in `S3Filesystem`.
     inode_references: u64,
     children: u32,
     handles: u32,
@@ -108,7 +108,7 @@ struct Node {
 
 impl Index {
     fn release(&mut self, number: u32, slot: &Slot) {
-        slot.set_kind(Kind::Free);
+        slot.set_kind(SlotKind::Free);
         self.free.push(number);
     }
 }
@@ -121,7 +121,7 @@ impl Table {
 
     /// The id of `name` in `parent`. Counts one reference of the kernel, so it is called once for every reply that tells the
     /// kernel this id, before that reply.
-    pub fn entry(&self, parent: u64, name: &[u8], found: Found) -> Result<u64, TableError> {
+    pub fn entry(&self, parent: u64, name: &[u8], found: EntryInfo) -> Result<u64, TableError> {
         let mut index = self.index();
         let number = match self.known(&mut index, parent, name, found) {
             Some(number) => number,
@@ -138,7 +138,7 @@ impl Table {
     }
 
     /// The node that stands for the inode, or a lost one that has its name and was the same file.
-    fn known(&self, index: &mut Index, parent: u64, name: &[u8], found: Found) -> Option<u32> {
+    fn known(&self, index: &mut Index, parent: u64, name: &[u8], found: EntryInfo) -> Option<u32> {
         if let Some(number) = index.by_inode.get(&found.inode) {
             return Some(*number);
         }
@@ -155,8 +155,8 @@ impl Table {
         None
     }
 
-    /// Takes back one `entry` that the kernel was not told after all. The file system beneath took back its own reference.
-    pub fn withdraw(&self, node: u64) -> Option<Unneeded> {
+    /// Takes back one `entry` that the kernel was not told after all. `S3Filesystem` took back its own reference.
+    pub fn withdraw(&self, node: u64) -> Option<InodeReferences> {
         if let Some(known) = self.index().nodes.get_mut(&number(node)) {
             known.inode_references = known.inode_references.saturating_sub(1);
         }
@@ -164,15 +164,15 @@ impl Table {
     }
 
     /// The kernel dropped `count` references.
-    pub fn forget(&self, node: u64, count: u64) -> Vec<Unneeded> {
-        let mut unneeded = Vec::new();
+    pub fn forget(&self, node: u64, count: u64) -> Vec<InodeReferences> {
+        let mut released = Vec::new();
         let mut index = self.index();
         if let Ok(slot) = self.current(node) {
             let left = slot.count.load(Relaxed).saturating_sub(count);
             slot.count.store(left, Release);
-            self.collect(&mut index, number(node), &mut unneeded);
+            self.collect(&mut index, number(node), &mut released);
         }
-        unneeded
+        released
     }
 
     pub fn binding(&self, node: u64) -> Result<Binding, TableError> {
@@ -180,7 +180,7 @@ impl Table {
         let index = self.index();
         match index.nodes.get(&number(node)) {
             Some(known) if known.inode != 0 => Ok(Binding::Bound(known.inode)),
-            Some(_) if !slot.has(ORPHANED) => Ok(Binding::Lost {
+            Some(_) if !slot.has(ORPHANED) => Ok(Binding::Unresolved {
                 parent: slot.owner.load(Relaxed),
                 name: OsString::from_vec(self.text(slot)),
                 kind: slot.kind(),
@@ -190,8 +190,85 @@ impl Table {
         }
     }
 
+    /// The directory of a node and its name in it.
+    pub fn location(&self, node: u64) -> Result<(u64, OsString), TableError> {
+        let _whole = self.index();
+        let slot = self.current(node)?;
+        if slot.has(ORPHANED) {
+            return Err(TableError::Stale);
+        }
+        Ok((slot.owner.load(Relaxed), OsString::from_vec(self.text(slot))))
+    }
+
+    /// The node stands for another inode now, to which the caller holds one reference. Returns the references to the old one.
+    pub fn rebind_node(&self, node: u64, inode: u64) -> Result<InodeReferences, TableError> {
+        let mut index = self.index();
+        pages::forget(self.current(node)?);
+        let known = index.nodes.get_mut(&number(node)).ok_or(TableError::Stale)?;
+        let old = InodeReferences { inode: known.inode, count: known.inode_references };
+        known.inode = inode;
+        known.inode_references = 1;
+        index.by_inode.remove(&old.inode);
+        index.by_inode.insert(inode, number(node));
+        Ok(old)
+    }
+
+    pub fn node_slot(&self, node: u64) -> Result<&Slot, TableError> {
+        self.current(node)
+    }
+
+    pub fn is_file(&self, node: u64) -> bool {
+        self.current(node).is_ok_and(|it| it.kind() == SlotKind::File)
+    }
+
+    /// All nodes below a directory.
+    pub fn below(&self, directory: u64) -> Vec<u64> {
+        let index = self.index();
+        let below = index.nodes.keys().filter(|it| self.is_below(**it, directory));
+        below.filter_map(|it| self.slot(*it).map(|slot| id(*it, slot)).ok()).collect()
+    }
+
+    fn is_below(&self, node: u32, directory: u64) -> bool {
+        let mut next = node;
+        for _ in 0..DEEPEST {
+            let Ok(slot) = self.slot(next) else { return false };
+            let owner = slot.owner.load(Relaxed);
+            if next == ROOT_SLOT || number(owner) == next {
+                return false;
+            }
+            if owner == directory {
+                return true;
+            }
+            next = number(owner);
+        }
+        false
+    }
+
+    /// The directory and all nodes below stand for other inodes now, which are found by their names on next use. Returns the
+    /// references to the old ones.
+    pub fn unbind_below(&self, directory: u64) -> Vec<InodeReferences> {
+        let below = self.below(directory);
+        let mut index = self.index();
+        let mut released = Vec::new();
+        for node in below.into_iter().chain([directory]) {
+            let Some(known) = index.nodes.get_mut(&number(node)) else { continue };
+            let old = InodeReferences { inode: known.inode, count: known.inode_references };
+            known.inode = 0;
+            known.inode_references = 0;
+            if old.inode != 0 {
+                index.by_inode.remove(&old.inode);
+                released.push(old);
+            }
+            if let Ok(slot) = self.current(node) {
+                slot.stamp.store(0, Relaxed);
+                pages::forget(slot);
+            }
+        }
+        released
+    }
+
     /// A lost node was found again as `inode`, to which the caller holds one reference.
-    pub fn bind(&self, node: u64, inode: u64, kind: Kind) -> Result<u64, TableError> {
+    pub fn bind(&self, node: u64, inode: u64, kind: SlotKind) -> Result<u64, TableError> {
         let mut index = self.index();
         let number = number(node);
         let is_other = self.current(node)?.kind() != kind || index.by_inode.get(&inode).is_some_and(|it| *it != number);
@@ -206,7 +283,7 @@ impl Table {
         Ok(inode)
     }
 
-    /// A lost node of that name which is not in the bucket: only the engines before this one knew it.
+    /// A lost node of that name which is not in the bucket: only the previous engines knew it.
     pub fn lost_new(&self, parent: u64, name: &[u8]) -> Option<u64> {
         let index = self.index();
         let number = *index.by_name.get(&(number(parent), name.into()))?;
@@ -249,6 +326,7 @@ impl Table {
         if let Some(slot) = gone.and_then(|it| self.slot(it).ok()) {
             slot.set(ORPHANED);
             slot.clear(NEW);
+            pages::forget(slot);
         }
     }
 
@@ -259,12 +337,12 @@ impl Table {
         name: &[u8],
         new_parent: u64,
         new_name: &[u8],
-    ) -> Result<Vec<Unneeded>, TableError> {
-        let mut unneeded = Vec::new();
+    ) -> Result<Vec<InodeReferences>, TableError> {
+        let mut released = Vec::new();
         let mut index = self.index();
-        let Some(moved) = index.by_name.remove(&(number(parent), name.into())) else { return Ok(unneeded) };
+        let Some(moved) = index.by_name.remove(&(number(parent), name.into())) else { return Ok(released) };
         let slot = self.slot(moved)?;
-        // While the name is neither the old nor the new one, nobody may find the node by it.
+        // The node must not be found by name while the name changes.
         slot.set(ORPHANED);
         self.release_text(&mut index, slot);
         self.write_text(&mut index, slot, new_name)?;
@@ -281,52 +359,40 @@ impl Table {
         if let Some(node) = index.nodes.get_mut(&number(parent)) {
             node.children -= 1;
         }
-        self.collect(&mut index, number(parent), &mut unneeded);
-        Ok(unneeded)
+        self.collect(&mut index, number(parent), &mut released);
+        Ok(released)
     }
 
-    /// The name stands for another inode now, to which the caller holds one reference. Returns what is not needed any more:
+    /// The name stands for another inode now, to which the caller holds one reference. Returns what is not needed any longer:
     /// the references to the old inode, or the caller's one.
-    pub fn rebind(&self, parent: u64, name: &[u8], inode: u64) -> Unneeded {
+    pub fn rebind(&self, parent: u64, name: &[u8], inode: u64) -> InodeReferences {
         let mut index = self.index();
-        let unneeded = Unneeded { inode, count: 1 };
+        let released = InodeReferences { inode, count: 1 };
         let is_known = index.by_inode.contains_key(&inode);
         let Some(number) = index.by_name.get(&(number(parent), name.into())).copied().filter(|_| !is_known) else {
-            return unneeded;
+            return released;
         };
-        let Some(node) = index.nodes.get_mut(&number) else { return unneeded };
-        let old = Unneeded { inode: node.inode, count: node.inode_references };
+        let Some(node) = index.nodes.get_mut(&number) else { return released };
+        let old = InodeReferences { inode: node.inode, count: node.inode_references };
         node.inode = inode;
         node.inode_references = 1;
         index.by_inode.remove(&old.inode);
         index.by_inode.insert(inode, number);
+        if let Ok(slot) = self.slot(number) {
+            pages::forget(slot);
+        }
         old
     }
 
-    /// A new handle of the node; the node stays until the handle is dropped.
-    pub fn add_handle(&self, node: u64, new: NewHandle<'_>) -> Result<u64, TableError> {
-        let mut index = self.index();
-        self.current(node)?;
-        let number = self.allocate(&mut index)?;
-        let slot = self.slot(number)?;
-        slot.owner.store(node, Relaxed);
-        slot.open_flags.store(new.open_flags.cast_unsigned(), Relaxed);
-        slot.stamp.store(new.opener.into(), Relaxed);
-        if let Err(error) = self.write_text(&mut index, slot, new.etag) {
-            index.free.push(number);
-            return Err(error);
-        }
-        slot.flags.store(new.flags, Relaxed);
-        slot.set_kind(new.kind);
-        if let Some(node) = index.nodes.get_mut(&self::number(node)) {
-            node.handles += 1;
-        }
-        Ok(id(number, slot))
+    /// The node with that name in `parent`, if the kernel may know it.
+    pub fn node(&self, parent: u64, name: &[u8]) -> Option<u64> {
+        let index = self.index();
+        let number = *index.by_name.get(&(number(parent), name.into()))?;
+        self.slot(number).map(|slot| id(number, slot)).ok()
     }
 
-    /// The `ETag` of what a read handle reads.
-    pub fn etag(&self, slot: &Slot) -> Vec<u8> {
-        self.text(slot)
+    pub fn has(&self, node: u64, flags: u32) -> bool {
+        self.current(node).is_ok_and(|it| it.has(flags))
     }
 
     pub fn clear(&self, node: u64, flags: u32) {
@@ -351,31 +417,7 @@ impl Table {
         }
     }
 
-    pub fn handle(&self, handle: u64) -> Result<&Slot, TableError> {
-        let slot = self.current(handle)?;
-        match slot.kind() {
-            Kind::ReadHandle | Kind::WriteHandle | Kind::DirectoryHandle => Ok(slot),
-            Kind::Free | Kind::Directory | Kind::File | Kind::Continuation => Err(TableError::Stale),
-        }
-    }
-
-    pub fn drop_handle(&self, handle: u64) -> Vec<Unneeded> {
-        let mut unneeded = Vec::new();
-        let mut index = self.index();
-        let Ok(slot) = self.handle(handle) else { return unneeded };
-        let node = number(slot.owner.load(Relaxed));
-        self.end_writing(slot);
-        self.stop_keeping(handle, slot);
-        self.release_text(&mut index, slot);
-        index.release(number(handle), slot);
-        if let Some(node) = index.nodes.get_mut(&node) {
-            node.handles -= 1;
-        }
-        self.collect(&mut index, node, &mut unneeded);
-        unneeded
-    }
-
-    fn add_node(&self, index: &mut Index, parent: u64, name: &[u8], found: Found) -> Result<u32, TableError> {
+    fn add_node(&self, index: &mut Index, parent: u64, name: &[u8], found: EntryInfo) -> Result<u32, TableError> {
         self.current(parent)?;
         let added = self.allocate(index)?;
         let slot = self.slot(added)?;
@@ -395,8 +437,8 @@ impl Table {
         Ok(added)
     }
 
-    /// Frees the node if nobody needs it any more, and then perhaps its parent.
-    fn collect(&self, index: &mut Index, first: u32, unneeded: &mut Vec<Unneeded>) {
+    /// Frees the node if it is unreferenced, and then perhaps its parent.
+    fn collect(&self, index: &mut Index, first: u32, released: &mut Vec<InodeReferences>) {
         let mut candidate = first;
         while candidate != ROOT_SLOT {
             let Ok(slot) = self.slot(candidate) else { return };
@@ -415,7 +457,7 @@ impl Table {
                 index.by_inode.remove(&node.inode);
             }
             if node.inode_references > 0 {
-                unneeded.push(Unneeded { inode: node.inode, count: node.inode_references });
+                released.push(InodeReferences { inode: node.inode, count: node.inode_references });
             }
             self.release_text(index, slot);
             index.release(candidate, slot);
@@ -426,80 +468,8 @@ impl Table {
         }
     }
 
-    fn allocate(&self, index: &mut Index) -> Result<u32, TableError> {
-        let number = match (index.free.pop(), self.state.used()) {
-            (Some(number), _) => number,
-            (None, next) if next < MOST_SLOTS => {
-                self.state.set_used(next + 1);
-                next
-            }
-            (None, _) => return Err(TableError::Full),
-        };
-        let slot = self.slot(number)?;
-        slot.generation.fetch_add(1, Relaxed);
-        slot.count.store(0, Relaxed);
-        slot.flags.store(0, Relaxed);
-        slot.next.store(0, Relaxed);
-        slot.text_length.store(0, Relaxed);
-        slot.size.store(0, Relaxed);
-        slot.stamp.store(0, Relaxed);
-        slot.owner_of_locks.store(0, Relaxed);
-        Ok(number)
-    }
-
-    fn write_text(&self, index: &mut Index, slot: &Slot, text: &[u8]) -> Result<(), TableError> {
-        let (first, rest) = text.split_at(text.len().min(INLINE_TEXT));
-        let mut next = 0;
-        // The last piece is stored first, so that a slot never names one that is not filled.
-        for piece in rest.chunks(INLINE_TEXT).rev() {
-            let number = self.allocate(index)?;
-            let continuation = self.slot(number)?;
-            continuation.write_text(piece);
-            continuation.next.store(next, Relaxed);
-            continuation.set_kind(Kind::Continuation);
-            next = number;
-        }
-        slot.write_text(first);
-        slot.next.store(next, Relaxed);
-        slot.text_length.store(u32::try_from(text.len()).unwrap_or(u32::MAX), Release);
-        Ok(())
-    }
-
-    fn release_text(&self, index: &mut Index, slot: &Slot) {
-        let mut next = slot.next.swap(0, Relaxed);
-        while next != 0 {
-            let Ok(continuation) = self.slot(next) else { return };
-            let following = continuation.next.swap(0, Relaxed);
-            index.release(next, continuation);
-            next = following;
-        }
-    }
-
-    fn text(&self, slot: &Slot) -> Vec<u8> {
-        let length = slot.text_length.load(Acquire) as usize;
-        let mut text = Vec::with_capacity(length);
-        let mut piece = Some(slot);
-        while let Some(slot) = piece {
-            text.extend(slot.read_text((length - text.len()).min(INLINE_TEXT)));
-            let next = slot.next.load(Relaxed);
-            piece = if next == 0 || text.len() == length { None } else { self.state.slot(next) };
-        }
-        text
-    }
-
-    fn slot(&self, number: u32) -> Result<&Slot, TableError> {
-        self.state.slot(number).ok_or(TableError::Stale)
-    }
-
-    /// The slot of an id that is still in use.
-    fn current(&self, id: u64) -> Result<&Slot, TableError> {
-        let slot = self.slot(number(id))?;
-        let is_current = u64::from(slot.generation.load(Relaxed)) == id >> 32 && slot.kind() != Kind::Free;
-        if is_current { Ok(slot) } else { Err(TableError::Stale) }
-    }
-
     fn index(&self) -> MutexGuard<'_, Index> {
-        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+        self.index.lock()
     }
 }
 
@@ -508,16 +478,18 @@ fn number(id: u64) -> u32 {
     id as u32
 }
 
-/// Whether a lost node is what the file system beneath now finds under its name.
-fn is_same(slot: &Slot, found: Found) -> bool {
+/// Whether a lost node is what `S3Filesystem` now finds under its name.
+fn is_same(slot: &Slot, found: EntryInfo) -> bool {
     let stamp = slot.stamp.load(Relaxed);
     let is_unchanged = stamp == 0 || slot.has(NEW) || (slot.size.load(Relaxed), stamp) == (found.size, found.stamp);
-    slot.kind() == found.kind && (found.kind == Kind::Directory || is_unchanged)
+    slot.kind() == found.kind && (found.kind == SlotKind::Directory || is_unchanged)
 }
 
 fn id(number: u32, slot: &Slot) -> u64 {
     u64::from(number) | u64::from(slot.generation.load(Relaxed)) << 32
 }
 
+#[cfg(test)]
+mod corruption;
 #[cfg(test)]
 mod tests;

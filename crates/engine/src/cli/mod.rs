@@ -15,7 +15,7 @@ use clap::{Parser, ValueEnum};
 use mountpoint_s3_fs::fs::TimeToLive;
 use mountpoint_s3_fs::s3::{Bucket, Prefix, S3Path};
 
-pub use environment::{BACKGROUND_CHILD, Environment, KeeperDescriptors};
+pub use environment::{BACKGROUND_CHILD, Environment, ErrorFormat, SupervisorDescriptors, error_format};
 
 const MINIMUM_MEMORY_TARGET_MIB: u64 = 512;
 const MEBIBYTE: usize = 1 << 20;
@@ -66,15 +66,15 @@ pub struct Arguments {
     #[arg(long, help_heading = BUCKET)]
     pub transfer_acceleration: bool,
 
-    /// Use endpoints that speak IPv4 and IPv6
+    /// Use dual-stack (IPv4 and IPv6) endpoints
     #[arg(long, help_heading = BUCKET)]
     pub dual_stack: bool,
 
-    /// Pay for requests to someone else's bucket
+    /// Send requests as requester-pays
     #[arg(long, help_heading = BUCKET)]
     pub requester_pays: bool,
 
-    /// Kind of the bucket, if its name does not tell
+    /// Bucket type, if it cannot be inferred from the name
     #[arg(long, value_enum, help_heading = BUCKET)]
     pub bucket_type: Option<BucketType>,
 
@@ -86,7 +86,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", env = "AWS_CA_BUNDLE", help_heading = BUCKET)]
     pub ca_bundle: Option<PathBuf>,
 
-    /// Send requests without signature
+    /// Send unsigned requests
     #[arg(long, conflicts_with = "profile", help_heading = CREDENTIALS)]
     pub no_sign_request: bool,
 
@@ -98,17 +98,42 @@ pub struct Arguments {
     #[arg(long, help_heading = MOUNT)]
     pub read_only: bool,
 
-    /// Permit files to be deleted
+    /// Allow deleting and renaming files
     #[arg(long, help_heading = MOUNT)]
     pub allow_delete: bool,
 
-    /// Permit files to be replaced
+    /// Allow overwriting and modifying existing files
     #[arg(long, help_heading = MOUNT)]
     pub allow_overwrite: bool,
 
-    /// Upload while a file is being written and permit appending; needs a server that supports it
+    /// Upload while a file is being written and allow appending; needs a server that supports it
     #[arg(long, help_heading = MOUNT)]
     pub incremental_upload: bool,
+
+    /// How files are written
+    #[arg(long, value_enum, default_value_t = WriteStrategy::Auto, help_heading = MOUNT)]
+    pub writes: WriteStrategy,
+
+    /// Directory for files that are edited in place and larger than 8 MiB; two mounts must not share it [default: a new
+    /// directory in TMPDIR or /var/tmp]
+    #[arg(long, value_name = "DIRECTORY", help_heading = MOUNT)]
+    pub stage: Option<PathBuf>,
+
+    /// Maximum size of all files in the staging directory
+    #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(0..=1 << 40), help_heading = MOUNT)]
+    pub max_stage_size: u64,
+
+    /// What becomes of chmod, chown, touch and ln -s
+    #[arg(long, value_enum, default_value_t = MetadataStrategy::Store, help_heading = MOUNT)]
+    pub metadata: MetadataStrategy,
+
+    /// Size of the file system as df shows it
+    #[arg(long, value_name = "GIB", default_value_t = 1 << 20, value_parser = clap::value_parser!(u64).range(1..=1 << 32), help_heading = MOUNT)]
+    pub reported_size: u64,
+
+    /// Directories with more objects than this are not renamed
+    #[arg(long, value_name = "N", default_value_t = 10_000, help_heading = MOUNT)]
+    pub max_rename_objects: u64,
 
     /// How `mv` of a file works
     #[arg(long, value_enum, default_value_t = RenameMode::Auto, help_heading = MOUNT)]
@@ -118,16 +143,16 @@ pub struct Arguments {
     #[arg(long, help_heading = MOUNT)]
     pub auto_unmount: bool,
 
-    /// Serve in a child process and replace it when it dies: applications see a pause, and open files live on. Without effect on
-    /// /dev/fd/N, which whoever mounted it keeps alive
+    /// Serve in a child process and restart it when it dies: applications see a pause, open files survive. No effect with
+    /// /dev/fd/N
     #[arg(long, help_heading = MOUNT)]
     pub keep_alive: bool,
 
-    /// Let root use the mount, too
+    /// Allow root to access the mount
     #[arg(long, conflicts_with = "allow_other", help_heading = MOUNT)]
     pub allow_root: bool,
 
-    /// Let all users use the mount
+    /// Allow all users to access the mount
     #[arg(long, help_heading = MOUNT)]
     pub allow_other: bool,
 
@@ -167,15 +192,15 @@ pub struct Arguments {
     #[arg(long, help_heading = UPLOAD)]
     pub infer_content_type: bool,
 
-    /// Network throughput to aim for [default: that of the EC2 instance, else 10]
+    /// Target network throughput [default: that of the EC2 instance, else 10]
     #[arg(long, value_name = "GBPS", value_parser = clap::value_parser!(u64).range(1..), help_heading = RESOURCES)]
     pub maximum_throughput_gbps: Option<u64>,
 
-    /// Most threads that serve file system requests
+    /// Maximum number of threads that serve FUSE requests
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024), help_heading = RESOURCES)]
     pub max_threads: u64,
 
-    /// Memory to stay below (a target, not a hard limit) [default: 1024, less on a smaller machine]
+    /// Memory target, not a hard limit [default: 1024, less on a smaller machine]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(MINIMUM_MEMORY_TARGET_MIB..), help_heading = RESOURCES)]
     pub memory_target: Option<u64>,
 
@@ -195,24 +220,24 @@ pub struct Arguments {
     #[arg(long, value_name = "INTERFACE", help_heading = RESOURCES)]
     pub bind: Option<Vec<String>>,
 
-    /// Keep read data in this directory; it must not be shared by two mounts
+    /// Cache read data in this directory; two mounts must not share it
     #[arg(long, value_name = "DIRECTORY", help_heading = CACHING)]
     pub cache: Option<PathBuf>,
 
-    /// Largest size of the cache directory [default: leave 5 % of the disk free]
+    /// Maximum size of the cache directory [default: leave 5 % of the disk free]
     #[arg(long, value_name = "MIB", requires = "cache", value_parser = clap::value_parser!(u64).range(1..=1 << 40), help_heading = CACHING)]
     pub max_cache_size: Option<u64>,
 
-    /// Keep read data in this S3 Express One Zone bucket, shared by several mounts
+    /// Cache read data in this S3 Express One Zone bucket, shared by several mounts
     #[arg(long, value_name = "BUCKET", help_heading = CACHING)]
     pub cache_xz: Option<String>,
 
-    /// How long file names and attributes are believed: SECONDS, indefinite or minimal (asks the server at each open)
+    /// How long names and attributes are cached: SECONDS, indefinite or minimal (a request at each open)
     /// [default: a tenth of a second, 60 with a cache]
     #[arg(long, value_name = "TTL", help_heading = CACHING)]
     pub metadata_ttl: Option<TimeToLive>,
 
-    /// How long a missing name is believed to be missing [default: --metadata-ttl]
+    /// How long missing names are cached [default: --metadata-ttl]
     #[arg(long, value_name = "TTL", help_heading = CACHING)]
     pub negative_metadata_ttl: Option<TimeToLive>,
 
@@ -274,6 +299,29 @@ pub enum UploadChecksums {
     Off,
 }
 
+/// How files are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WriteStrategy {
+    /// Upload new files while they are written from beginning to end; stage a file locally when a program seeks, reads back,
+    /// appends, truncates or edits it
+    Auto,
+    /// Stage every file locally and upload it at close
+    Staged,
+    /// Only new files, from beginning to end, as AWS's mount-s3; everything else is refused
+    Sequential,
+}
+
+/// What becomes of attributes that programs set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum MetadataStrategy {
+    /// Refuse changes of stored files, as AWS's mount-s3
+    Refuse,
+    /// Accept changes without an effect
+    Ignore,
+    /// Store mode, owner, time and symbolic links as object metadata that s3fs and rclone read
+    Store,
+}
+
 /// How a file is moved. Never in a way that can lose its content on a server that does not know the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RenameMode {
@@ -289,24 +337,24 @@ pub enum RenameMode {
 
 /// What the user typed cannot be served; or it was `--help` or `--version`.
 #[derive(Debug)]
-pub enum Refusal {
+pub enum ParseExit {
     /// Text the user asked for.
-    Asked(String),
+    Help(String),
     /// One line that says what is wrong.
-    Wrong(String),
+    Invalid(String),
 }
 
 impl Arguments {
     /// Reads the command line, program name first.
-    pub fn parse_from_command_line(words: impl IntoIterator<Item = OsString>) -> Result<Self, Refusal> {
-        let words = fstab::expand(words.into_iter().collect()).map_err(Refusal::Wrong)?;
+    pub fn parse_from_command_line(words: impl IntoIterator<Item = OsString>) -> Result<Self, ParseExit> {
+        let words = fstab::expand(words.into_iter().collect()).map_err(ParseExit::Invalid)?;
         let mut arguments = Self::try_parse_from(words).map_err(|error| match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Refusal::Asked(error.render().to_string()),
-            _ => Refusal::Wrong(one_line(&error.render().to_string())),
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ParseExit::Help(error.render().to_string()),
+            _ => ParseExit::Invalid(one_line(&error.render().to_string())),
         })?;
         // An empty variable means "not set", as it does for every other AWS tool.
         arguments.ca_bundle = arguments.ca_bundle.filter(|it| !it.as_os_str().is_empty());
-        arguments.check().map_err(Refusal::Wrong)?;
+        arguments.check().map_err(ParseExit::Invalid)?;
         Ok(arguments)
     }
 
@@ -344,7 +392,7 @@ impl Arguments {
         }
         if self.auto_unmount && value::descriptor(&self.mount_point).is_some() {
             return Err(format!(
-                "--auto-unmount cannot be used with {}: whoever mounted the descriptor unmounts it",
+                "--auto-unmount cannot be used with {}: the process that mounted the descriptor unmounts it",
                 self.mount_point.display()
             ));
         }

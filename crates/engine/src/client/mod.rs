@@ -1,19 +1,25 @@
 //! What S3-compatible stores need and AWS's client does not do: moves that cannot lose data, empty files with every
 //! checksum setting, small files as one request. A wrapper around any client; the file system does not notice it.
 
-mod ahead;
 mod budget;
+mod fallback;
+mod listing_check;
+mod listing_xml;
 mod listings;
+mod metadata;
 mod moves;
+mod raw;
+mod small_files;
 mod upload;
 mod values;
+mod watchdog;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use futures::FutureExt as _;
 use futures::future::{self, Either};
+use futures::{FutureExt as _, StreamExt as _, stream};
 use mountpoint_s3_client::error::{
     CopyObjectError, DeleteObjectError, GetObjectAttributesError, GetObjectError, HeadObjectError, ListObjectsError,
     ObjectClientError, PutObjectError, RenameObjectError,
@@ -23,14 +29,24 @@ use mountpoint_s3_client::types::{
     HeadObjectParams, HeadObjectResult, ListObjectsResult, ObjectAttribute, ObjectClientResult, PutObjectParams,
     PutObjectResult, PutObjectSingleParams, RenameObjectParams, RenameObjectResult,
 };
-use mountpoint_s3_client::{ObjectClient, PutObjectRequest};
+use mountpoint_s3_client::{ObjectClient, PutObjectRequest, S3RequestError};
 use mountpoint_s3_crt::s3::client::BufferPoolUsageStats;
 
-pub use ahead::{Ahead, Fetch, is_content_of};
 pub use budget::MemoryBudget;
+pub use fallback::{FallbackLister, lacks_etag};
+pub use listing_check::ListingCheck;
 pub use listings::{BELIEVED as LISTING_BELIEVED, Listings};
-pub use moves::Moves;
-pub use upload::Upload;
+pub use metadata::{MetadataCache, ObjectHeaders, UserMetadata};
+pub use moves::{Moves, copy_verified, encoded};
+pub use raw::{RawClient, RawConfig, RawError, RawRequest, RawResponse, Signing};
+pub use small_files::{Fetch, SmallFilePrefetch, is_content_of};
+pub use upload::{Upload, single_params};
+pub use watchdog::{Watchdog, WatchdogLimits};
+
+use watchdog::AnswerKind;
+
+/// How many objects of a page without `ETag` are asked about at once.
+const COMPLETED_AT_ONCE: usize = 16;
 
 /// A client for any S3-compatible store.
 #[derive(Clone)]
@@ -40,27 +56,77 @@ pub struct StoreClient<C> {
     /// Memory for small files until they are complete.
     pub buffers: Arc<MemoryBudget>,
     /// Small files that are fetched while they are looked up.
-    pub ahead: Arc<Ahead>,
+    pub small_files: Arc<SmallFilePrefetch>,
     /// Listings that say what is not there. Without them every look asks the server.
     pub listings: Option<Arc<Listings>>,
+    /// What objects say of themselves, and what is sent with the next upload.
+    pub metadata: Arc<MetadataCache>,
+    /// Ends requests that the store keeps open.
+    pub watchdog: Watchdog,
+    pub listing_check: Arc<ListingCheck>,
+    pub fallback: Arc<FallbackLister>,
 }
 
 impl<C> StoreClient<C>
 where
-    C: ObjectClient + Clone + Send + Sync + 'static,
+    C: ObjectClient<ClientError = S3RequestError> + Clone + Send + Sync + 'static,
 {
+    /// Waits for an answer as long as the store keeps within bounds.
+    async fn watched<T, E>(&self, kind: AnswerKind, answer: impl Future<Output = Answer<T, E, C>>) -> Answer<T, E, C> {
+        self.watchdog.watch(kind, answer).await.unwrap_or_else(|cause| Err(internal(cause)))
+    }
+
+    /// Asks for each `ETag` that a listing lacks. An object without any stays listed, and cannot be opened.
+    async fn complete(&self, bucket: &str, page: &mut ListObjectsResult) {
+        let (client, params) = (&self.inner, &HeadObjectParams::new());
+        let lacking = page.objects.iter_mut().filter(|it| it.etag == listing_xml::NO_ETAG);
+        let completed = stream::iter(lacking).for_each_concurrent(COMPLETED_AT_ONCE, |object| async move {
+            let head = client.head_object(bucket, &object.key, params);
+            if let Ok(Ok(found)) = self.watchdog.watch(AnswerKind::Short, head).await {
+                found.etag.as_str().clone_into(&mut object.etag);
+            }
+        });
+        completed.await;
+    }
+
+    /// A page that the file system can use, whatever the store sends.
+    async fn page(
+        &self,
+        bucket: &str,
+        token: Option<&str>,
+        delimiter: &str,
+        max_keys: usize,
+        prefix: &str,
+    ) -> Answer<ListObjectsResult, ListObjectsError, C> {
+        let ask = self.inner.list_objects(bucket, token, delimiter, max_keys, prefix);
+        let mut page = match self.watched(AnswerKind::Short, ask).await {
+            Err(error) if lacks_etag(&error) => {
+                let mut page = self.fallback.list(token, delimiter, max_keys, prefix).map_err(internal)?;
+                self.complete(bucket, &mut page).await;
+                page
+            }
+            answer => answer?,
+        };
+        listing_check::remove_foreign(prefix, delimiter, &mut page);
+        // One name is requested to see whether there is any, and never the next page.
+        if 1 < max_keys {
+            self.listing_check.check(token, &page).map_err(internal)?;
+        }
+        Ok(page)
+    }
+
     /// The answer "absent" if a listing knows better or earlier than the server, else the server's.
     async fn unless_absent<T>(&self, key: &str, absent: impl FnOnce() -> T, ask: impl Future<Output = T>) -> T {
         let Some(listings) = &self.listings else { return ask.await };
         let coming = match listings.answer(Instant::now(), key) {
-            listings::Answer::Absent => return absent(),
-            listings::Answer::Unknown => return ask.await,
-            listings::Answer::Coming(coming) => coming,
+            listings::KeyPresence::Absent => return absent(),
+            listings::KeyPresence::Unknown => return ask.await,
+            listings::KeyPresence::Coming(coming) => coming,
         };
         match future::select(coming, std::pin::pin!(ask)).await {
             Either::Left((_, ask)) => match listings.answer(Instant::now(), key) {
-                listings::Answer::Absent => absent(),
-                listings::Answer::Unknown | listings::Answer::Coming(_) => ask.await,
+                listings::KeyPresence::Absent => absent(),
+                listings::KeyPresence::Unknown | listings::KeyPresence::Coming(_) => ask.await,
             },
             Either::Right((answer, _)) => answer,
         }
@@ -70,9 +136,9 @@ where
     fn note_look(&self, bucket: &str, key: &str, took: Option<Duration>) {
         let Some(listings) = &self.listings else { return };
         if let Some(directory) = listings.looked(Instant::now(), key, took) {
-            let names = listings::list(self.inner.clone(), bucket, directory);
+            let names = listings::list(self.inner.clone(), self.watchdog.clone(), bucket, directory);
             listings.keep(Instant::now(), directory, names.clone());
-            // This sends the request; whoever needs the answer will wait for it.
+            // Polling once sends the request; later lookups wait for the answer.
             let _ = names.now_or_never();
         }
     }
@@ -89,20 +155,22 @@ where
         key: &str,
         params: &HeadObjectParams,
     ) -> Answer<HeadObjectResult, HeadObjectError, C> {
-        let head = self.inner.head_object(bucket, key, params);
-        if !self.ahead.expects_read(key) {
+        let head = self.watched(AnswerKind::Short, self.inner.head_object(bucket, key, params)).boxed();
+        if !self.small_files.expects_read(key) {
             return head.await;
         }
-        let fetch = ahead::fetch(self.inner.clone(), bucket, key, &self.buffers);
+        let fetch = small_files::fetch(self.inner.clone(), bucket, key, &self.buffers);
+        let watchdog = self.watchdog.clone();
+        let fetch = async move { watchdog.watch(AnswerKind::Long, fetch).await.ok().flatten() }.boxed();
         let (found, fetch) = match future::select(head, fetch).await {
             Either::Left((found, fetch)) => (found, fetch),
             Either::Right((content, head)) => (head.await, future::ready(content).boxed()),
         };
         match &found {
-            Ok(object) if ahead::is_small(object.size) => {
-                self.ahead.keep(Instant::now(), key, object.etag.as_str(), object.size, fetch);
+            Ok(object) if small_files::is_small(object.size) => {
+                self.small_files.keep(Instant::now(), key, object.etag.as_str(), object.size, fetch);
             }
-            Ok(_) | Err(_) => self.ahead.note_waste(Instant::now(), key),
+            Ok(_) | Err(_) => self.small_files.note_waste(Instant::now(), key),
         }
         found
     }
@@ -110,10 +178,15 @@ where
 
 type Answer<T, E, C> = ObjectClientResult<T, E, <C as ObjectClient>::ClientError>;
 
+/// Input/output error for the application, and the cause in the log.
+fn internal<E>(cause: impl std::error::Error + Send + Sync + 'static) -> ObjectClientError<E, S3RequestError> {
+    ObjectClientError::ClientError(S3RequestError::InternalError(Box::new(cause)))
+}
+
 #[async_trait]
 impl<C> ObjectClient for StoreClient<C>
 where
-    C: ObjectClient + Clone + Send + Sync + 'static,
+    C: ObjectClient<ClientError = S3RequestError> + Clone + Send + Sync + 'static,
     C::PutObjectRequest: PutObjectRequest + Sync,
 {
     type GetObjectResponse = C::GetObjectResponse;
@@ -137,7 +210,7 @@ where
     }
 
     async fn delete_object(&self, bucket: &str, key: &str) -> Answer<DeleteObjectResult, DeleteObjectError, C> {
-        self.inner.delete_object(bucket, key).await
+        self.watched(AnswerKind::Short, self.inner.delete_object(bucket, key)).await
     }
 
     async fn copy_object(
@@ -148,8 +221,8 @@ where
         destination_key: &str,
         params: &CopyObjectParams,
     ) -> Answer<CopyObjectResult, CopyObjectError, C> {
-        let copied =
-            self.inner.copy_object(source_bucket, source_key, destination_bucket, destination_key, params).await;
+        let copy = self.inner.copy_object(source_bucket, source_key, destination_bucket, destination_key, params);
+        let copied = self.watched(AnswerKind::Long, copy).await;
         self.note_there(destination_key);
         copied
     }
@@ -160,7 +233,7 @@ where
         key: &str,
         params: &GetObjectParams,
     ) -> Answer<Self::GetObjectResponse, GetObjectError, C> {
-        self.inner.get_object(bucket, key, params).await
+        self.watched(AnswerKind::Long, self.inner.get_object(bucket, key, params)).await
     }
 
     async fn list_objects(
@@ -171,7 +244,7 @@ where
         max_keys: usize,
         prefix: &str,
     ) -> Answer<ListObjectsResult, ListObjectsError, C> {
-        let ask = self.inner.list_objects(bucket, continuation_token, delimiter, max_keys, prefix);
+        let ask = self.page(bucket, continuation_token, delimiter, max_keys, prefix);
         // This is how the file system looks for a directory.
         let is_look = max_keys == 1 && continuation_token.is_none() && delimiter == "/" && prefix.ends_with('/');
         if is_look {
@@ -222,7 +295,7 @@ where
         params: &PutObjectSingleParams,
         contents: impl AsRef<[u8]> + Send + 'static,
     ) -> Answer<PutObjectResult, PutObjectError, C> {
-        let put = self.inner.put_object_single(bucket, key, params, contents).await;
+        let put = self.watched(AnswerKind::Long, self.inner.put_object_single(bucket, key, params, contents)).await;
         self.note_there(key);
         put
     }
@@ -235,7 +308,8 @@ where
         part_number_marker: Option<usize>,
         object_attributes: &[ObjectAttribute],
     ) -> Answer<GetObjectAttributesResult, GetObjectAttributesError, C> {
-        self.inner.get_object_attributes(bucket, key, max_parts, part_number_marker, object_attributes).await
+        let ask = self.inner.get_object_attributes(bucket, key, max_parts, part_number_marker, object_attributes);
+        self.watched(AnswerKind::Short, ask).await
     }
 
     async fn rename_object(

@@ -11,16 +11,16 @@ use signal_hook::iterator::{Handle, Signals};
 
 use super::mount::Unmount;
 
-/// How long files that are open when the signal comes may be finished. Most uploads end in less; whoever sends SIGTERM
-/// usually sends SIGKILL after ten seconds or more.
+/// Time for open files to be completed after the signal. Most uploads need less; SIGKILL usually follows SIGTERM after ten
+/// seconds or more.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Waits for SIGTERM and SIGINT as long as it exists.
-pub struct Stop {
+pub struct Shutdown {
     signals: Handle,
 }
 
-impl Stop {
+impl Shutdown {
     pub fn on_signals(session: &FuseSession, unmount: Option<Unmount>) -> io::Result<Self> {
         let mut signals = Signals::new([SIGTERM, SIGINT])?;
         let handle = signals.handle();
@@ -28,7 +28,7 @@ impl Stop {
         let (sender, received) = channel();
         thread::Builder::new().name("signals".into()).spawn(move || {
             for signal in signals.forever() {
-                // Nobody listens any more: the session has ended.
+                // The session may have ended already.
                 let _ = sender.send(signal);
             }
         })?;
@@ -36,12 +36,12 @@ impl Stop {
             let Ok(signal) = received.recv() else { return };
             tracing::info!(signal, "stopping");
             let is_detached = unmount
-                .is_some_and(|it| it.detach().inspect_err(|error| tracing::warn!(%error, "could not unmount")).is_ok());
+                .is_some_and(|it| it.detach().inspect_err(|error| tracing::warn!(%error, "unmount failed")).is_ok());
             if is_detached {
-                // When the last file is closed, the kernel ends the connection, and with it this process. A second signal is
-                // a wish to end now.
+                // When the last file is closed, the kernel ends the connection, and with it this process. A second signal
+                // ends it at once.
                 match received.recv_timeout(GRACE) {
-                    Ok(_) | Err(RecvTimeoutError::Timeout) => tracing::warn!("files were still open"),
+                    Ok(_) | Err(RecvTimeoutError::Timeout) => tracing::warn!("stopping with open files"),
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
             }
@@ -51,7 +51,7 @@ impl Stop {
     }
 }
 
-impl Drop for Stop {
+impl Drop for Shutdown {
     fn drop(&mut self) {
         self.signals.close();
     }

@@ -1,36 +1,38 @@
-//! Reads of one open file, in the order of the file.
+//! Serves the reads of one handle in file order.
 //!
-//! The kernel reads ahead with several requests at once, and the threads that take them overtake each other. Whoever reads ahead
-//! from the server would see a reader that jumps to and fro, throw away what it has and start anew. Nothing is lost by waiting:
-//! the file system beneath serves one read of a handle at a time anyway.
+//! Kernel readahead sends several READ requests at once and the threads that pick them up overtake each other. Served in that
+//! order they would look like random access, and the prefetcher would discard its window and restart. Waiting costs nothing:
+//! `S3Filesystem` serves one read per handle at a time anyway.
 
 use std::collections::BTreeMap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
 use std::time::{Duration, Instant};
 
-/// How long a read waits for the one before it, which another thread has taken from the kernel already. A thread comes a few
-/// microseconds late, unless the machine is busy.
-const PATIENCE: Duration = Duration::from_millis(2);
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// So many reads one after the other make a reader who will probably not jump now.
-const STREAK: u32 = 4;
+/// How long a read waits for the one before it, which another thread has already taken from the kernel. Usually that thread is
+/// microseconds late, longer only on a busy machine.
+const REORDER_WAIT: Duration = Duration::from_millis(2);
 
-/// Nobody waits while more than so many others are served: several may read different parts of the file through one handle.
-const MOST_OTHERS: u64 = 8;
+/// After this many consecutive sequential reads the reader is considered sequential.
+const SEQUENTIAL_READS: u32 = 4;
 
-/// Whoever is farther ahead has jumped: the kernel reads ahead by less.
-const FARTHEST: u64 = 8 << 20;
+/// A read waits for at most this many others: several threads may read different parts of the file through one handle.
+const MAX_OVERTAKEN: u64 = 8;
+
+/// A read farther ahead than this is a seek: kernel readahead is smaller.
+const MAX_READAHEAD: u64 = 8 << 20;
 
 #[derive(Debug)]
 pub struct ReadOrder {
-    patience: Duration,
+    reorder_wait: Duration,
     state: Mutex<State>,
     changed: Condvar,
 }
 
 impl Default for ReadOrder {
     fn default() -> Self {
-        Self { patience: PATIENCE, state: Mutex::default(), changed: Condvar::new() }
+        Self { reorder_wait: REORDER_WAIT, state: Mutex::default(), changed: Condvar::new() }
     }
 }
 
@@ -39,53 +41,53 @@ struct State {
     is_busy: bool,
     /// Where the last read ended.
     next: u64,
-    /// Reads that each began where the one before ended.
+    /// Consecutive reads that each started where the previous one ended.
     streak: u32,
-    /// How many reads there were.
-    turns: u64,
-    /// Offsets that somebody wants to read at.
-    wanted: BTreeMap<u64, Wanted>,
+    /// Reads served so far.
+    served: u64,
+    /// Offsets of waiting reads.
+    wanted: BTreeMap<u64, PendingReads>,
 }
 
 #[derive(Debug)]
-struct Wanted {
-    /// By how many.
+struct PendingReads {
+    /// Waiting reads at this offset.
     count: usize,
-    /// How many reads there had been when the first one came.
+    /// Value of `served` when the first of them arrived.
     since: u64,
 }
 
-/// The right to read; ends when it is dropped.
+/// Permission to read; released on drop.
 #[must_use]
-pub struct Turn<'a>(&'a ReadOrder);
+pub struct ReadPermit<'a>(&'a ReadOrder);
 
 impl ReadOrder {
-    /// Waits for one's turn.
-    pub fn enter(&self, offset: u64, size: u64) -> Turn<'_> {
+    /// Blocks until the read at `offset` is next.
+    pub fn enter(&self, offset: u64, size: u64) -> ReadPermit<'_> {
         let mut state = self.state();
         state.want(offset);
-        let give_up = Instant::now() + self.patience;
+        let give_up = Instant::now() + self.reorder_wait;
         loop {
             if state.is_busy || state.first_wanted() != Some(offset) {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                self.changed.wait(&mut state);
                 continue;
             }
             let left = give_up.saturating_duration_since(Instant::now());
             if !state.may_be_early(offset) || left.is_zero() {
                 break;
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_for(&mut state, left);
         }
         state.begin(offset, size);
-        Turn(self)
+        ReadPermit(self)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for ReadPermit<'_> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.is_busy = false;
@@ -97,25 +99,25 @@ impl Drop for Turn<'_> {
 
 impl State {
     fn want(&mut self, offset: u64) {
-        let since = self.turns;
-        self.wanted.entry(offset).or_insert(Wanted { count: 0, since }).count += 1;
+        let since = self.served;
+        self.wanted.entry(offset).or_insert(PendingReads { count: 0, since }).count += 1;
     }
 
-    /// Whoever has waited too long; else who goes on where the last one ended, or comes next after that; then those who look back.
+    /// An overdue read; else the one closest after the end of the last read; else the lowest offset.
     fn first_wanted(&self) -> Option<u64> {
-        let is_overdue = |(_, it): &(&u64, &Wanted)| MOST_OTHERS <= self.turns - it.since;
+        let is_overdue = |(_, it): &(&u64, &PendingReads)| MAX_OVERTAKEN <= self.served - it.since;
         let overdue = self.wanted.iter().filter(is_overdue).min_by_key(|(_, it)| it.since);
         let ahead = || self.wanted.range(self.next..).next();
         overdue.or_else(ahead).or_else(|| self.wanted.first_key_value()).map(|(offset, _)| *offset)
     }
 
     fn may_be_early(&self, offset: u64) -> bool {
-        STREAK <= self.streak && self.next < offset && offset - self.next <= FARTHEST
+        SEQUENTIAL_READS <= self.streak && self.next < offset && offset - self.next <= MAX_READAHEAD
     }
 
     fn begin(&mut self, offset: u64, size: u64) {
         self.is_busy = true;
-        self.turns += 1;
+        self.served += 1;
         self.streak = if offset == self.next { self.streak.saturating_add(1) } else { 0 };
         self.next = offset.saturating_add(size);
         if let Some(wanted) = self.wanted.get_mut(&offset) {
@@ -136,16 +138,16 @@ mod tests {
 
     const STEP: u64 = 1000;
 
-    /// An order in which `reads` were made one after the other.
-    fn used(reads: u64, patience: Duration) -> ReadOrder {
-        let order = ReadOrder { patience, ..ReadOrder::default() };
+    /// An order after `reads` sequential reads.
+    fn used(reads: u64, reorder_wait: Duration) -> ReadOrder {
+        let order = ReadOrder { reorder_wait, ..ReadOrder::default() };
         for number in 0..reads {
             drop(order.enter(number * STEP, STEP));
         }
         order
     }
 
-    /// Lets threads want these steps while somebody else reads; in which order they get them.
+    /// Queues reads of these steps behind a running one and returns the order in which they are served.
     fn served(order: &ReadOrder, current: u64, wanted: &[u64]) -> Vec<u64> {
         let (sender, served) = channel();
         thread::scope(|scope| {
@@ -167,25 +169,25 @@ mod tests {
     }
 
     #[test]
-    fn those_who_wait_are_served_in_the_order_of_the_file() {
-        assert_eq!(served(&used(9, PATIENCE), 9, &[13, 10, 12, 11]), [10, 11, 12, 13]);
-        assert_eq!(served(&used(0, PATIENCE), 0, &[3, 1, 2]), [1, 2, 3]);
+    fn waiting_reads_are_served_in_file_order() {
+        assert_eq!(served(&used(9, REORDER_WAIT), 9, &[13, 10, 12, 11]), [10, 11, 12, 13]);
+        assert_eq!(served(&used(0, REORDER_WAIT), 0, &[3, 1, 2]), [1, 2, 3]);
     }
 
     #[test]
-    fn those_who_look_back_come_last_and_are_not_forgotten() {
-        assert_eq!(served(&used(9, PATIENCE), 9, &[2, 11, 10]), [10, 11, 2]);
+    fn backward_reads_are_served_last() {
+        assert_eq!(served(&used(9, REORDER_WAIT), 9, &[2, 11, 10]), [10, 11, 2]);
     }
 
     #[test]
-    fn nobody_waits_for_ever_behind_those_who_read_on() {
+    fn a_waiting_read_is_not_starved_by_sequential_reads() {
         let mut state = State { next: 100 * STEP, ..State::default() };
         state.want(0);
         for number in 100.. {
             state.want(number * STEP);
             let first = state.first_wanted().unwrap();
             if first == 0 {
-                assert_eq!(number, 100 + MOST_OTHERS);
+                assert_eq!(number, 100 + MAX_OVERTAKEN);
                 break;
             }
             assert_eq!(first, number * STEP);
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_came_too_early_waits_for_the_one_before() {
+    fn an_early_read_waits_for_the_one_before_it() {
         let order = used(9, Duration::from_mins(1));
         let (sender, served) = channel();
         let early = sender.clone();
@@ -213,10 +215,10 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_who_jumps_waits_for_nobody_or_not_for_long() {
-        let order = used(STREAK.into(), Duration::ZERO);
+    fn random_reads_do_not_wait() {
+        let order = used(SEQUENTIAL_READS.into(), Duration::ZERO);
         assert!(order.state().may_be_early(9 * STEP));
-        assert!(!order.state().may_be_early(9 * STEP + FARTHEST));
+        assert!(!order.state().may_be_early(9 * STEP + MAX_READAHEAD));
         drop(order.enter(9 * STEP, STEP));
         assert_eq!(order.state().streak, 0);
         assert!(!order.state().may_be_early(99 * STEP));

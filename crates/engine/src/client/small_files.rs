@@ -3,10 +3,10 @@
 //! The kernel looks a name up and reads the file right after: two round trips for a few bytes. Where the small files of a
 //! directory are read one after the other, the content is asked for together with the attributes and waits for its reader.
 //! Nothing is believed that was not before: the content is used only if its MD5 is the `ETag` of the attributes, which is
-//! so for every object stored in one piece; otherwise, and when nobody reads it within a moment, it is thrown away.
+//! so for every object stored by a single PUT; otherwise, and if it is not read soon, it is discarded.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use futures::{FutureExt as _, StreamExt as _};
 use md5::{Digest as _, Md5};
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_client::types::GetObjectParams;
+use parking_lot::Mutex;
 
 use super::budget::{Buffer, MemoryBudget};
 
@@ -28,26 +29,26 @@ const MOST_WAITING: usize = 64;
 const MOST_DIRECTORIES: usize = 64;
 /// So many small files of a directory must have been read one after the other.
 const READS_TO_EXPECT_MORE: i32 = 2;
-/// A fetch that nobody read costs so many reads until the next is tried.
+/// After an unused fetch, this many reads must follow until the next is tried.
 const COST_OF_A_WASTE: i32 = 8;
 
-/// Content that was asked for before somebody wanted to read it.
+/// Content that was requested before it is read.
 pub type Fetch = BoxFuture<'static, Option<Bytes>>;
 
 #[derive(Default)]
-pub struct Ahead {
+pub struct SmallFilePrefetch {
     seen: Mutex<Seen>,
 }
 
 #[derive(Default)]
 struct Seen {
-    directories: HashMap<String, Habit>,
+    directories: HashMap<String, AccessPattern>,
     waiting: VecDeque<Waiting>,
 }
 
 /// How the files of one directory are used.
-struct Habit {
-    /// Small files read since the last fetch that nobody read; below zero after such a one.
+struct AccessPattern {
+    /// Small files read since the last unused fetch; negative after one.
     reads: i32,
     last: Instant,
 }
@@ -60,16 +61,16 @@ struct Waiting {
     content: Fetch,
 }
 
-impl Ahead {
+impl SmallFilePrefetch {
     /// Whether the file will probably be read right after it was looked up.
     pub fn expects_read(&self, key: &str) -> bool {
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = self.seen.lock();
         seen.directories.get(directory(key)).is_some_and(|it| READS_TO_EXPECT_MORE <= it.reads)
     }
 
     /// Keeps what is being fetched for the one who reads it.
     pub fn keep(&self, now: Instant, key: &str, etag: &str, size: u64, content: Fetch) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         seen.waiting.retain(|it| it.key != key);
         let waiting = Waiting { key: key.to_owned(), etag: etag.to_owned(), size, since: now, content };
         seen.waiting.push_back(waiting);
@@ -84,7 +85,7 @@ impl Ahead {
 
     /// Notes that a fetch was of no use.
     pub fn note_waste(&self, now: Instant, key: &str) {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).note_waste(now, key);
+        self.seen.lock().note_waste(now, key);
     }
 
     /// Notes that a file is opened to be read, and finds what was fetched of it.
@@ -92,7 +93,7 @@ impl Ahead {
         if !is_small(size) {
             return None;
         }
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         seen.note_read(now, key);
         let position = seen.waiting.iter().position(|it| it.key == key)?;
         let waiting = seen.waiting.remove(position)?;
@@ -104,23 +105,23 @@ impl Ahead {
 
 impl Seen {
     fn note_read(&mut self, now: Instant, key: &str) {
-        let habit = self.habit(now, key);
-        habit.reads = habit.reads.saturating_add(1).min(READS_TO_EXPECT_MORE);
+        let pattern = self.pattern(now, key);
+        pattern.reads = pattern.reads.saturating_add(1).min(READS_TO_EXPECT_MORE);
     }
 
     fn note_waste(&mut self, now: Instant, key: &str) {
-        self.habit(now, key).reads = READS_TO_EXPECT_MORE - COST_OF_A_WASTE;
+        self.pattern(now, key).reads = READS_TO_EXPECT_MORE - COST_OF_A_WASTE;
     }
 
-    fn habit(&mut self, now: Instant, key: &str) -> &mut Habit {
+    fn pattern(&mut self, now: Instant, key: &str) -> &mut AccessPattern {
         let directory = directory(key);
         if !self.directories.contains_key(directory) && MOST_DIRECTORIES <= self.directories.len() {
             let oldest = self.directories.iter().min_by_key(|(_, it)| it.last).map(|(name, _)| name.clone());
             self.directories.remove(&oldest.unwrap_or_default());
         }
-        let habit = self.directories.entry(directory.to_owned()).or_insert(Habit { reads: 0, last: now });
-        habit.last = now;
-        habit
+        let pattern = self.directories.entry(directory.to_owned()).or_insert(AccessPattern { reads: 0, last: now });
+        pattern.last = now;
+        pattern
     }
 }
 
@@ -178,60 +179,60 @@ mod tests {
     }
 
     /// A directory of which files `a/1` and `a/2` were just read.
-    fn used(now: Instant) -> Ahead {
-        let ahead = Ahead::default();
+    fn used(now: Instant) -> SmallFilePrefetch {
+        let prefetch = SmallFilePrefetch::default();
         for key in ["a/1", "a/2"] {
-            assert!(!ahead.expects_read("a/3"));
-            assert!(ahead.opened(now, key, ETAG, 3).is_none());
+            assert!(!prefetch.expects_read("a/3"));
+            assert!(prefetch.opened(now, key, ETAG, 3).is_none());
         }
-        ahead
+        prefetch
     }
 
     #[test]
     fn a_read_is_expected_where_small_files_are_read_and_nowhere_else() {
         let now = Instant::now();
-        let ahead = used(now);
-        assert!(ahead.expects_read("a/3"));
-        assert!(!ahead.expects_read("b/3"));
-        assert!(!ahead.expects_read("a/b/3"));
+        let prefetch = used(now);
+        assert!(prefetch.expects_read("a/3"));
+        assert!(!prefetch.expects_read("b/3"));
+        assert!(!prefetch.expects_read("a/b/3"));
     }
 
     #[test]
     fn large_and_empty_files_are_no_reason_to_expect_more() {
-        let (now, ahead) = (Instant::now(), Ahead::default());
+        let (now, prefetch) = (Instant::now(), SmallFilePrefetch::default());
         for size in [0, SMALL + 1] {
             for _ in 0..9 {
-                assert!(ahead.opened(now, "a/1", ETAG, size).is_none());
+                assert!(prefetch.opened(now, "a/1", ETAG, size).is_none());
             }
         }
-        assert!(!ahead.expects_read("a/1"));
+        assert!(!prefetch.expects_read("a/1"));
     }
 
     #[test]
     fn what_was_fetched_is_given_once_to_the_reader_of_that_very_object() {
         let now = Instant::now();
-        let ahead = used(now);
-        ahead.keep(now, "a/3", ETAG, 3, content());
-        assert!(ahead.opened(now, "a/4", ETAG, 3).is_none());
-        assert!(ahead.opened(now, "a/3", ETAG, 3).is_some());
-        assert!(ahead.opened(now, "a/3", ETAG, 3).is_none());
-        ahead.keep(now, "a/3", "another", 3, content());
-        assert!(ahead.opened(now, "a/3", ETAG, 3).is_none());
-        ahead.keep(now, "a/3", ETAG, 4, content());
-        assert!(ahead.opened(now, "a/3", ETAG, 3).is_none());
+        let prefetch = used(now);
+        prefetch.keep(now, "a/3", ETAG, 3, content());
+        assert!(prefetch.opened(now, "a/4", ETAG, 3).is_none());
+        assert!(prefetch.opened(now, "a/3", ETAG, 3).is_some());
+        assert!(prefetch.opened(now, "a/3", ETAG, 3).is_none());
+        prefetch.keep(now, "a/3", "another", 3, content());
+        assert!(prefetch.opened(now, "a/3", ETAG, 3).is_none());
+        prefetch.keep(now, "a/3", ETAG, 4, content());
+        assert!(prefetch.opened(now, "a/3", ETAG, 3).is_none());
     }
 
     #[test]
-    fn what_nobody_reads_is_forgotten_and_ends_the_expectation_for_a_while() {
+    fn an_unread_fetch_is_dropped_and_suspends_prefetching() {
         let now = Instant::now();
-        let ahead = used(now);
-        ahead.keep(now, "a/3", ETAG, 3, content());
+        let prefetch = used(now);
+        prefetch.keep(now, "a/3", ETAG, 3, content());
         let later = now + WAITS_FOR_ITS_READER + Duration::from_millis(1);
-        ahead.keep(later, "b/1", ETAG, 3, content());
-        assert!(!ahead.expects_read("a/4"));
+        prefetch.keep(later, "b/1", ETAG, 3, content());
+        assert!(!prefetch.expects_read("a/4"));
         let mut reads = 0;
-        while !ahead.expects_read("a/4") {
-            ahead.opened(later, "a/4", ETAG, 3);
+        while !prefetch.expects_read("a/4") {
+            prefetch.opened(later, "a/4", ETAG, 3);
             reads += 1;
         }
         assert_eq!(reads, COST_OF_A_WASTE);
@@ -239,12 +240,12 @@ mod tests {
 
     #[test]
     fn neither_fetches_nor_directories_pile_up() {
-        let (now, ahead) = (Instant::now(), Ahead::default());
+        let (now, prefetch) = (Instant::now(), SmallFilePrefetch::default());
         for number in 0..1000 {
-            ahead.keep(now, &format!("{number}/file"), ETAG, 3, content());
-            ahead.opened(now, &format!("{number}/other"), ETAG, 3);
+            prefetch.keep(now, &format!("{number}/file"), ETAG, 3, content());
+            prefetch.opened(now, &format!("{number}/other"), ETAG, 3);
         }
-        let seen = ahead.seen.into_inner().unwrap();
+        let seen = prefetch.seen.into_inner();
         assert_eq!((seen.waiting.len(), seen.directories.len()), (MOST_WAITING, MOST_DIRECTORIES));
     }
 

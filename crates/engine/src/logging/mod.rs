@@ -2,6 +2,7 @@
 //! Also the panic hook, so that nothing we print ever contains a back trace.
 
 pub mod crt;
+mod redact;
 mod syslog;
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -45,8 +46,8 @@ pub enum LoggingError {
     },
 }
 
-/// Starts logging for the rest of the process's life. The returned witness hears what the S3 client library complains about.
-pub fn start(arguments: &Arguments, environment: &Environment) -> Result<crt::Witness, LoggingError> {
+/// Starts logging for the rest of the process's life. Returns the connection errors that the S3 client library logs.
+pub fn start(arguments: &Arguments, environment: &Environment) -> Result<crt::ConnectionErrors, LoggingError> {
     install_panic_hook();
     if arguments.no_log {
         return Ok(crt::install(crt::Verbosity::Quiet));
@@ -63,7 +64,7 @@ pub fn start(arguments: &Arguments, environment: &Environment) -> Result<crt::Wi
     } else {
         crt::Verbosity::Debug
     };
-    let witness = crt::install(verbosity);
+    let connection_errors = crt::install(verbosity);
     tracing_subscriber::registry()
         .with(filter)
         .with(syslog)
@@ -81,7 +82,7 @@ pub fn start(arguments: &Arguments, environment: &Environment) -> Result<crt::Wi
             tracing::warn!(filter, "log filter changed by SIGUSR2");
         }
     });
-    Ok(witness)
+    Ok(connection_errors)
 }
 
 fn filter_of(arguments: &Arguments) -> String {

@@ -2,9 +2,9 @@
 
 mod descriptor;
 mod init;
-mod keeper;
 mod mount;
-mod stop;
+mod shutdown;
+mod supervisor;
 
 use std::path::PathBuf;
 
@@ -12,23 +12,23 @@ use fuser::{Filesystem, SessionACL};
 use mountpoint_s3_fs::fuse::session::FuseSession;
 
 use crate::cli::{self, Arguments, Environment};
-use crate::state::{Loss, Noted, State};
+use crate::state::{InFlight, RequestClass, State};
 
 use init::Unanswered;
 
-pub use keeper::{Keeper, KeeperError};
 pub use mount::{MountError, MountPoint, Unmount};
-pub use stop::Stop;
+pub use shutdown::Shutdown;
+pub use supervisor::{Supervisor, SupervisorError};
 
 /// Who may use the mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
+pub enum AllowedUsers {
     Owner,
     OwnerAndRoot,
     Everybody,
 }
 
-impl Access {
+impl AllowedUsers {
     pub fn of(arguments: &Arguments) -> Self {
         match (arguments.allow_other, arguments.allow_root) {
             (true, _) => Self::Everybody,
@@ -41,7 +41,7 @@ impl Access {
 /// How the mount point is to be mounted, if it is a directory.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    pub access: Access,
+    pub access: AllowedUsers,
     pub is_read_only: bool,
     pub unmounts_itself: bool,
 }
@@ -51,7 +51,7 @@ pub enum SessionError {
     #[error("cannot mount")]
     Mount(#[source] MountError),
 
-    #[error("the kernel and the engine do not agree on how to talk")]
+    #[error("FUSE_INIT failed")]
     Init(#[source] init::InitError),
 
     #[error("cannot start serving")]
@@ -67,34 +67,40 @@ pub enum SessionError {
     },
 
     #[error(transparent)]
-    Keeper(KeeperError),
+    Supervisor(SupervisorError),
+
+    #[error("cannot lock the state of the mount")]
+    Lock {
+        #[source]
+        cause: std::io::Error,
+    },
 }
 
-/// Who else has to do with the mount.
-pub struct Succession<'a> {
+/// What a start as a successor needs.
+pub struct Takeover<'a> {
     pub state: &'a State,
-    pub keeper: Option<&'a Keeper>,
-    pub heir: &'a dyn Heir,
+    pub supervisor: Option<&'a Supervisor>,
+    pub resumable: &'a dyn Resumable,
     pub resending: Resending,
 }
 
-/// Whoever goes on where the engine before stopped.
-pub trait Heir {
-    /// From now on no other engine serves the mount.
-    fn take_over(&self);
+/// A file system that can resume the mount of a previous engine.
+pub trait Resumable {
+    /// Loads the state of the previous engine, which is dead.
+    fn resume(&self);
 
-    /// Nobody will hear of these requests again. Called before they are answered.
-    fn write_off(&self, lost: &[Noted]);
+    /// The kernel does not resend these requests. Called before they are answered with an error.
+    fn fail_lost_requests(&self, lost: &[InFlight]);
 }
 
-/// Somebody who knows of no engine before.
-impl Heir for () {
-    fn take_over(&self) {}
+/// No state to resume.
+impl Resumable for () {
+    fn resume(&self) {}
 
-    fn write_off(&self, _: &[Noted]) {}
+    fn fail_lost_requests(&self, _: &[InFlight]) {}
 }
 
-/// Whether the kernel is asked to send requests again that the engine before had read.
+/// Whether the kernel is asked to send requests again that the previous engine had read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resending {
     IfPossible,
@@ -109,28 +115,28 @@ pub fn start(
     mount_point: MountPoint,
     options: &MountOptions,
     most_threads: usize,
-    succession: &Succession<'_>,
-) -> Result<(FuseSession, Stop), SessionError> {
+    takeover: &Takeover<'_>,
+) -> Result<(FuseSession, Shutdown), SessionError> {
     let access = match options.access {
         // The kernel lets everybody in whom the mount options let in; a descriptor was mounted with options we do not see.
-        Access::Everybody => SessionACL::All,
-        Access::OwnerAndRoot => SessionACL::RootAndOwner,
-        Access::Owner => SessionACL::Owner,
+        AllowedUsers::Everybody => SessionACL::All,
+        AllowedUsers::OwnerAndRoot => SessionACL::RootAndOwner,
+        AllowedUsers::Owner => SessionACL::Owner,
     };
     let connection = mount_point.connect(options).map_err(SessionError::Mount)?;
-    let prepared = init::prepare(files, &connection.device, access, succession.state).map_err(SessionError::Init)?;
+    let prepared = init::prepare(files, &connection.device, access, takeover.state).map_err(SessionError::Init)?;
     // Everything that is slow or can fail is behind us.
-    if let Some(keeper) = succession.keeper {
-        keeper.wait_for_turn().map_err(SessionError::Keeper)?;
+    if let Some(supervisor) = takeover.supervisor {
+        supervisor.wait_for_turn().map_err(SessionError::Supervisor)?;
     }
-    succession.heir.take_over();
-    let noted = succession.state.take_noted();
-    let (session, unanswered) =
-        prepared.attach(&connection.device, succession.resending).map_err(SessionError::Init)?;
+    takeover.state.lock().map_err(|cause| SessionError::Lock { cause })?;
+    takeover.resumable.resume();
+    let noted = takeover.state.take_in_flight();
+    let (session, unanswered) = prepared.attach(&connection.device, takeover.resending).map_err(SessionError::Init)?;
     if unanswered == Unanswered::Lost {
-        succession.heir.write_off(&noted);
-        for Noted { unique, loss, .. } in noted {
-            init::answer(&connection.device, unique, errno_of(loss));
+        takeover.resumable.fail_lost_requests(&noted);
+        for InFlight { unique, class, .. } in noted {
+            init::answer(&connection.device, unique, errno_of(class));
         }
     }
     // Every thread reads from the same descriptor: a cloned one would die with this process, and with it the requests that
@@ -140,25 +146,27 @@ pub fn start(
     if let Some(unmount) = &connection.unmount {
         unmount.read_far_ahead();
     }
-    if let Some(keeper) = succession.keeper {
-        keeper.report_serving(succession.state).map_err(SessionError::Keeper)?;
+    if let Some(supervisor) = takeover.supervisor {
+        let can_resend = takeover.state.question().is_some_and(|it| init::has_resend(&it));
+        let resending = if can_resend { takeover.resending } else { Resending::Never };
+        supervisor.report_serving(takeover.state, resending).map_err(SessionError::Supervisor)?;
     }
-    let stop = Stop::on_signals(&session, connection.unmount).map_err(|cause| SessionError::Signals { cause })?;
+    let stop = Shutdown::on_signals(&session, connection.unmount).map_err(|cause| SessionError::Signals { cause })?;
     Ok((session, stop))
 }
 
-/// What whoever waits for a lost request is told.
-fn errno_of(loss: Loss) -> i32 {
-    match loss {
-        Loss::AskAgain => libc::ESTALE,
-        Loss::Fail | Loss::Write => libc::EIO,
-        Loss::Release => 0,
+/// The error for the caller of a lost request.
+fn errno_of(class: RequestClass) -> i32 {
+    match class {
+        RequestClass::Retryable => libc::ESTALE,
+        RequestClass::Failing | RequestClass::Write => libc::EIO,
+        RequestClass::Release => 0,
     }
 }
 
 /// The mount point that the user asked for, checked as far as possible without mounting.
 pub fn mount_point(arguments: &Arguments, environment: &Environment) -> Result<MountPoint, MountError> {
-    let kept = environment.keeper.and_then(|it| it.fuse);
+    let kept = environment.supervisor.and_then(|it| it.fuse);
     match kept.or_else(|| cli::descriptor_of(&arguments.mount_point)) {
         Some(number) => MountPoint::from_descriptor(number),
         None => MountPoint::from_directory(PathBuf::from(&arguments.mount_point)),

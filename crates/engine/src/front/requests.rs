@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -12,50 +13,56 @@ use fuser::{
 };
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
+use mountpoint_s3_fs::fs::Entry;
 use time::OffsetDateTime;
 
-use super::handles::WriteRequest;
+use super::attributes::AttributeChange;
 use super::listing::Detail;
-use super::{Attempt, Failure, Front, Outcome};
-use crate::state::{Loss, Working};
+use super::names::Name;
+use super::writing::WriteRequest;
+use super::{Delivery, Front, FsError, FsResult};
+use crate::state::{InFlightGuard, RequestClass};
+
+/// Block size in the answer to statfs(2).
+const STATFS_BLOCK: u32 = 4096;
 
 /// Answers with the value, or with the error after it was logged.
 macro_rules! answer {
     ($front:expr, $operation:literal, $node:expr, $reply:expr, $outcome:expr, $value:pat => $success:expr) => {
         match $outcome {
             Ok($value) => $success,
-            Err(failure) => {
-                $front.log($operation, $node, None, &failure);
-                $reply.error(failure.errno);
+            Err(error) => {
+                $front.log($operation, $node, None, &error);
+                $reply.error(error.errno);
             }
         }
     };
     ($front:expr, $operation:literal, $node:expr, $name:expr, $reply:expr, $outcome:expr, $value:pat => $success:expr) => {
         match $outcome {
             Ok($value) => $success,
-            Err(failure) => {
-                $front.log($operation, $node, Some($name), &failure);
-                $reply.error(failure.errno);
+            Err(error) => {
+                $front.log($operation, $node, Some($name), &error);
+                $reply.error(error.errno);
             }
         }
     };
 }
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
-    fn log(&self, operation: &str, node: u64, name: Option<&OsStr>, failure: &Failure) {
+    fn log(&self, operation: &str, node: u64, name: Option<&OsStr>, error: &FsError) {
         let mut path = self.table.path(node);
         path.extend(name);
-        let errno = failure.errno;
+        let errno = error.errno;
         // To ask for a name that does not exist is what most programs do before they create it.
         if errno == libc::ENOENT {
-            tracing::debug!(operation, ?path, errno, "{failure}");
+            tracing::debug!(operation, ?path, errno, "{error}");
         } else {
-            tracing::warn!(operation, ?path, errno, "{failure}");
+            tracing::warn!(operation, ?path, errno, "{error}");
         }
     }
 
-    /// The file system beneath talks of its own inodes, the kernel of our ids.
-    fn on_inode<T>(&self, node: u64, operation: impl FnOnce(u64) -> Outcome<T>) -> Outcome<T> {
+    /// `S3Filesystem` talks of its own inodes, the kernel of our ids.
+    fn on_inode<T>(&self, node: u64, operation: impl FnOnce(u64) -> FsResult<T>) -> FsResult<T> {
         operation(self.inode(node)?)
     }
 }
@@ -72,9 +79,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Deref for Requests<C> {
 }
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Requests<C> {
-    /// Notes the request until the returned value is dropped, which is after it was answered.
-    fn begin(&self, request: &Request<'_>, loss: Loss, handle: u64) -> Working<'_> {
-        self.state.begin(request.unique(), handle, loss)
+    /// Records the request as in flight until the returned value is dropped, which is after it was answered.
+    fn begin(&self, request: &Request<'_>, class: RequestClass, handle: u64) -> InFlightGuard<'_> {
+        self.state.begin(request.unique(), handle, class)
     }
 }
 
@@ -84,7 +91,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
     }
 
     fn lookup(&self, request: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEntry) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
         answer!(self, "lookup", parent, name, reply, Front::lookup(self, parent, name), entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
@@ -93,8 +100,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
     }
 
     fn getattr(&self, request: &Request<'_>, node: u64, _: Option<u64>, reply: ReplyAttr) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
-        let found = self.on_inode(node, |inode| Ok(block_on(self.files.getattr(inode))?));
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let found = self.attributes(node);
         answer!(self, "getattr", node, reply, found, it => reply.attr(&it.ttl, &FileAttr { ino: node, ..it.attr }));
     }
 
@@ -102,24 +109,30 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         &self,
         request: &Request<'_>,
         node: u64,
-        _mode: Option<u32>,
-        _uid: Option<u32>,
-        _gid: Option<u32>,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
         size: Option<u64>,
         accessed: Option<TimeOrNow>,
         modified: Option<TimeOrNow>,
         _changed: Option<SystemTime>,
-        _handle: Option<u64>,
+        handle: Option<u64>,
         _created: Option<SystemTime>,
         _changed_on_mac: Option<SystemTime>,
         _backed_up: Option<SystemTime>,
         flags: Option<u32>,
         reply: ReplyAttr,
     ) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
-        let (accessed, modified) = (accessed.map(point_in_time), modified.map(point_in_time));
-        let changed =
-            self.on_inode(node, |inode| Ok(block_on(self.files.setattr(inode, accessed, modified, size, flags))?));
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let change = AttributeChange {
+            size,
+            mode,
+            uid,
+            gid,
+            accessed: accessed.map(point_in_time),
+            modified: modified.map(point_in_time),
+        };
+        let changed = self.set_attributes(node, handle, &change, flags);
         answer!(self, "setattr", node, reply, changed, it => reply.attr(&it.ttl, &FileAttr { ino: node, ..it.attr }));
     }
 
@@ -133,39 +146,60 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         device: u32,
         reply: ReplyEntry,
     ) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
-        let attempt = Attempt::of(request.unique());
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let delivery = Delivery::of(request.unique());
         let entry = self.on_inode(parent, |inode| {
-            self.made(attempt, parent, name, block_on(self.files.mknod(inode, name, mode, umask, device)))
+            let entry =
+                self.made(delivery, parent, name, block_on(self.files.mknod(inode, name, mode, umask, device)))?;
+            self.note_mode(entry.attr.ino, mode, self.config.attributes.file_mode);
+            Ok(Entry { attr: self.with_metadata(entry.attr.ino, entry.attr), ..entry })
         });
         answer!(self, "mknod", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
     fn mkdir(&self, request: &Request<'_>, parent: u64, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
-        let attempt = Attempt::of(request.unique());
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let delivery = Delivery::of(request.unique());
         let entry = self.on_inode(parent, |inode| {
-            self.made(attempt, parent, name, block_on(self.files.mkdir(inode, name, mode, umask)))
+            let entry = self.made(delivery, parent, name, block_on(self.files.mkdir(inode, name, mode, umask)))?;
+            self.ensure_marker(entry.attr.ino)?;
+            Ok(entry)
         });
         answer!(self, "mkdir", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
+    fn symlink(&self, request: &Request<'_>, parent: u64, name: &OsStr, target: &Path, reply: ReplyEntry) {
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let made = self.make_link(Delivery::of(request.unique()), parent, name, target);
+        answer!(self, "symlink", parent, name, reply, made, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
+    }
+
+    fn readlink(&self, request: &Request<'_>, node: u64, reply: ReplyData) {
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        answer!(self, "readlink", node, reply, self.read_link(node), target => reply.data(&target));
+    }
+
+    fn link(&self, _: &Request<'_>, node: u64, _: u64, name: &OsStr, reply: ReplyEntry) {
+        let refused: FsResult<()> = Err(FsError::new(libc::EPERM, "an object store has no hard links".into()));
+        answer!(self, "link", node, name, reply, refused, () => reply.error(libc::EPERM));
+    }
+
     fn unlink(&self, request: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
-        let attempt = Attempt::of(request.unique());
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let delivery = Delivery::of(request.unique());
         let removed = self.on_inode(parent, |inode| {
             self.remake(parent, name)?;
-            self.removed(attempt, parent, name, block_on(self.files.unlink(inode, name)))
+            self.unlink_name(delivery, parent, inode, name)
         });
         answer!(self, "unlink", parent, name, reply, removed, () => reply.ok());
     }
 
     fn rmdir(&self, request: &Request<'_>, parent: u64, name: &OsStr, reply: ReplyEmpty) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
-        let attempt = Attempt::of(request.unique());
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let delivery = Delivery::of(request.unique());
         let removed = self.on_inode(parent, |inode| {
             self.remake(parent, name)?;
-            self.removed(attempt, parent, name, block_on(self.files.rmdir(inode, name)))
+            self.remove_directory(delivery, parent, inode, name)
         });
         answer!(self, "rmdir", parent, name, reply, removed, () => reply.ok());
     }
@@ -180,14 +214,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         flags: u32,
         reply: ReplyEmpty,
     ) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
-        let attempt = Attempt::of(request.unique());
-        let moved = Front::rename(self, attempt, (parent, name), (new_parent, new_name), flags);
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let delivery = Delivery::of(request.unique());
+        let moved =
+            Front::rename(self, delivery, Name { parent, name }, Name { parent: new_parent, name: new_name }, flags);
         answer!(self, "rename", parent, name, reply, moved, () => reply.ok());
     }
 
     fn open(&self, request: &Request<'_>, node: u64, flags: i32, reply: ReplyOpen) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
         let opened = Front::open(self, node, flags, request.pid());
         answer!(self, "open", node, reply, opened, it => reply.opened(it.number, it.flags));
     }
@@ -203,7 +238,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         lock_owner: Option<u64>,
         reply: ReplyData,
     ) {
-        let _working = self.begin(request, Loss::Fail, handle);
+        let _in_flight = self.begin(request, RequestClass::Failing, handle);
         let read = Front::read(self, handle, offset, size, flags, lock_owner);
         answer!(self, "read", node, reply, read, data => reply.data(&data));
     }
@@ -220,21 +255,30 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         lock_owner: Option<u64>,
         reply: ReplyWrite,
     ) {
-        let _working = self.begin(request, Loss::Write, handle);
-        let attempt = Attempt::of(request.unique());
-        let write = WriteRequest { attempt, number: handle, offset, data, write_flags, flags, lock_owner };
+        let _in_flight = self.begin(request, RequestClass::Write, handle);
+        let delivery = Delivery::of(request.unique());
+        let write = WriteRequest {
+            unique: request.unique(),
+            delivery,
+            number: handle,
+            offset,
+            data,
+            write_flags,
+            flags,
+            lock_owner,
+        };
         let written = Front::write(self, &write);
         answer!(self, "write", node, reply, written, count => reply.written(count));
     }
 
     fn flush(&self, request: &Request<'_>, node: u64, handle: u64, lock_owner: u64, reply: ReplyEmpty) {
-        let _working = self.begin(request, Loss::Fail, handle);
+        let _in_flight = self.begin(request, RequestClass::Failing, handle);
         let flushed = Front::flush(self, handle, request.pid(), lock_owner);
         answer!(self, "flush", node, reply, flushed, () => reply.ok());
     }
 
     fn fsync(&self, request: &Request<'_>, node: u64, handle: u64, only_data: bool, reply: ReplyEmpty) {
-        let _working = self.begin(request, Loss::Fail, handle);
+        let _in_flight = self.begin(request, RequestClass::Failing, handle);
         answer!(self, "fsync", node, reply, Front::fsync(self, handle, only_data), () => reply.ok());
     }
 
@@ -248,24 +292,24 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         _: bool,
         reply: ReplyEmpty,
     ) {
-        let _working = self.begin(request, Loss::Release, handle);
+        let _in_flight = self.begin(request, RequestClass::Release, handle);
         answer!(self, "release", node, reply, Front::release(self, handle, flags), () => reply.ok());
     }
 
     fn opendir(&self, request: &Request<'_>, node: u64, flags: i32, reply: ReplyOpen) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
         answer!(self, "opendir", node, reply, self.open_directory(node, flags), it => reply.opened(it.number, it.flags));
     }
 
     fn readdir(&self, request: &Request<'_>, node: u64, handle: u64, offset: i64, mut reply: ReplyDirectory) {
-        let _working = self.begin(request, Loss::Fail, handle);
+        let _in_flight = self.begin(request, RequestClass::Failing, handle);
         let listed =
             self.list(node, handle, offset, Detail::Names, |it| reply.add(it.ino, it.offset, it.attr.kind, &it.name));
         answer!(self, "readdir", node, reply, listed, () => reply.ok());
     }
 
     fn readdirplus(&self, request: &Request<'_>, node: u64, handle: u64, offset: i64, mut reply: ReplyDirectoryPlus) {
-        let _working = self.begin(request, Loss::Fail, handle);
+        let _in_flight = self.begin(request, RequestClass::Failing, handle);
         let listed = self.list(node, handle, offset, Detail::Entries, |it| {
             reply.add(it.ino, it.offset, &it.name, &it.ttl, &it.attr, it.generation)
         });
@@ -273,22 +317,24 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
     }
 
     fn releasedir(&self, request: &Request<'_>, node: u64, handle: u64, flags: i32, reply: ReplyEmpty) {
-        let _working = self.begin(request, Loss::Release, handle);
+        let _in_flight = self.begin(request, RequestClass::Release, handle);
         answer!(self, "releasedir", node, reply, Front::release(self, handle, flags), () => reply.ok());
     }
 
     fn statfs(&self, request: &Request<'_>, node: u64, reply: ReplyStatfs) {
-        let _working = self.begin(request, Loss::AskAgain, 0);
-        let facts = block_on(self.files.statfs(node)).map_err(Failure::from);
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let facts = block_on(self.files.statfs(node)).map_err(FsError::from);
+        // A bucket has no size. Programs look whether there is room, and people at a table with sensible figures.
+        let blocks = self.config.reported_size / u64::from(STATFS_BLOCK);
         answer!(self, "statfs", node, reply, facts, it => reply.statfs(
-            it.total_blocks,
-            it.free_blocks,
-            it.available_blocks,
+            blocks,
+            blocks,
+            blocks,
             it.total_inodes,
             it.free_inodes,
-            it.block_size,
+            STATFS_BLOCK,
             it.maximum_name_length,
-            it.fragment_size,
+            STATFS_BLOCK,
         ));
     }
 }

@@ -1,14 +1,15 @@
 //! What was written through a handle and is not in the bucket yet: how much of it outlives this engine.
 
 use std::io;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::{Table, number};
-use crate::state::{DIRTY, KEPT, Kind, Slot};
+use crate::state::{DIRTY, NEW, SPOOLED, Slot, SlotKind};
 
 impl Table {
     /// Something is being written that is not in the bucket yet.
     pub fn begin_writing(&self, slot: &Slot) {
+        self.forget_pages(slot.owner.load(Relaxed));
         let was_at_risk = is_at_risk(slot);
         slot.set(DIRTY);
         self.count(was_at_risk, is_at_risk(slot));
@@ -21,36 +22,46 @@ impl Table {
         self.count(was_at_risk, is_at_risk(slot));
     }
 
-    /// Takes note of bytes that the file system beneath has taken, and keeps them if there is room.
+    /// Takes note of bytes that `S3Filesystem` has taken, and keeps them if there is room.
     pub fn wrote(&self, handle: u64, slot: &Slot, data: &[u8]) {
         let length = slot.count.load(Acquire);
-        if slot.has(KEPT) && !self.state.spool().append(number(handle), length, data) {
-            self.stop_keeping(handle, slot);
+        if slot.has(SPOOLED) && !self.state.spool().append(number(handle), length, data) {
+            self.stop_spooling(handle, slot);
         }
         slot.count.fetch_add(data.len() as u64, Release);
     }
 
     /// Reads kept bytes, from `offset` on.
-    pub fn read_kept(&self, handle: u64, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+    pub fn read_spooled(&self, handle: u64, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         self.state.spool().read(number(handle), offset, bytes)
     }
 
     /// From now on a crash loses what was written and is not in the bucket.
-    pub fn stop_keeping(&self, handle: u64, slot: &Slot) {
+    pub fn stop_spooling(&self, handle: u64, slot: &Slot) {
         let was_at_risk = is_at_risk(slot);
-        if slot.clear(KEPT) {
+        if slot.clear(SPOOLED) {
             self.state.spool().clear(number(handle), slot.count.load(Acquire));
         }
         self.count(was_at_risk, is_at_risk(slot));
     }
 
-    /// Handles of engines before this one whose data has to be written once more.
-    pub fn kept_by_others(&self) -> Vec<u64> {
-        let is_waiting = |slot: &Slot| slot.kind() == Kind::WriteHandle && slot.has(DIRTY) && slot.has(KEPT);
+    /// Handles of previous engines whose data has to be written once more.
+    pub fn spooled_by_previous_engine(&self) -> Vec<u64> {
+        let is_waiting = |slot: &Slot| slot.kind() == SlotKind::WriteHandle && slot.has(DIRTY) && slot.has(SPOOLED);
         self.all().filter(|(_, slot)| is_waiting(slot)).map(|(number, slot)| super::id(number, slot)).collect()
     }
 
-    /// The keeper waits for all such handles before it replaces an engine that is well.
+    /// Whether something in the directory is not in the bucket yet.
+    pub fn has_new_children(&self, directory: u64) -> bool {
+        let index = self.index();
+        let has_children = index.nodes.get(&number(directory)).is_some_and(|it| it.children > 0);
+        has_children
+            && index.by_name.iter().any(|((parent, _), child)| {
+                *parent == number(directory) && self.slot(*child).is_ok_and(|slot| slot.has(NEW))
+            })
+    }
+
+    /// The supervisor waits for all such handles before it replaces an engine that is well.
     fn count(&self, was_at_risk: bool, is_at_risk: bool) {
         match (was_at_risk, is_at_risk) {
             (false, true) => self.state.unstored().fetch_add(1, AcqRel),
@@ -61,5 +72,5 @@ impl Table {
 }
 
 fn is_at_risk(slot: &Slot) -> bool {
-    slot.has(DIRTY) && !slot.has(KEPT)
+    slot.has(DIRTY) && !slot.has(SPOOLED)
 }

@@ -1,0 +1,233 @@
+//! Requests that the client library has no method for, sent by the same runtime: multipart uploads of which parts are copied
+//! on the server.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use mountpoint_s3_client::config::{Allocator, EndpointConfig};
+use mountpoint_s3_crt::auth::credentials::{
+    CredentialsProvider, CredentialsProviderChainDefaultOptions, CredentialsProviderProfileOptions,
+};
+use mountpoint_s3_crt::http::request_response::{Header, Message};
+use mountpoint_s3_crt::io::channel_bootstrap::{ClientBootstrap, ClientBootstrapOptions};
+use mountpoint_s3_crt::io::event_loop::EventLoopGroup;
+use mountpoint_s3_crt::io::host_resolver::{HostResolver, HostResolverDefaultOptions};
+use mountpoint_s3_crt::io::retry_strategy::{RetryStrategy, StandardRetryOptions};
+use mountpoint_s3_crt::io::tls::{TlsConnectionOptions, TlsContext, TlsContextOptions};
+use mountpoint_s3_crt::s3::client::{Client, ClientConfig, MetaRequestOptions, MetaRequestType, init_signing_config};
+use parking_lot::Mutex;
+
+use super::encoded;
+
+/// A part of an upload may take long; one that takes longer is hopeless.
+const LONGEST: Duration = Duration::from_mins(10);
+
+#[derive(Debug, thiserror::Error)]
+pub enum RawError {
+    #[error("cannot prepare {operation}: {reason}")]
+    Prepare { operation: &'static str, reason: String },
+
+    #[error("{operation} failed with HTTP status {status}: {message}")]
+    Refused { operation: &'static str, status: i32, message: String },
+}
+
+/// Whose keys sign the requests.
+#[derive(Clone, Debug)]
+pub enum Signing {
+    None,
+    Default,
+    Profile(String),
+}
+
+/// What a raw client is made of.
+#[derive(Clone)]
+pub struct RawConfig {
+    pub events: EventLoopGroup,
+    pub endpoints: EndpointConfig,
+    pub bucket: String,
+    pub signing: Signing,
+    pub ca_bundle: Option<PathBuf>,
+    /// Sent with every request.
+    pub headers: Vec<(String, String)>,
+}
+
+pub struct RawClient {
+    client: Client,
+    provider: CredentialsProvider,
+    config: RawConfig,
+}
+
+pub struct RawRequest<'a> {
+    pub operation: &'static str,
+    pub method: &'a str,
+    pub key: &'a str,
+    /// Without the question mark.
+    pub query: String,
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct RawResponse {
+    pub status: i32,
+    pub headers: Vec<(String, String)>,
+    pub body: String,
+}
+
+impl RawResponse {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(it, _)| it.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// The text of the first XML element with that name.
+    pub fn element(&self, name: &str) -> Option<String> {
+        let (_, rest) = self.body.split_once(&format!("<{name}>"))?;
+        let (text, _) = rest.split_once(&format!("</{name}>"))?;
+        Some(text.replace("&quot;", "\"").replace("&#34;", "\"").replace("&lt;", "<").replace("&amp;", "&"))
+    }
+}
+
+impl RawClient {
+    pub fn new(config: RawConfig) -> Result<Self, RawError> {
+        let failed =
+            |error: &dyn std::fmt::Display| RawError::Prepare { operation: "the client", reason: error.to_string() };
+        let allocator = Allocator::default();
+        let mut events = config.events.clone();
+        let mut resolver = HostResolver::new_default(
+            &allocator,
+            &HostResolverDefaultOptions { max_entries: 8, event_loop_group: &mut events },
+        )
+        .map_err(|error| failed(&error))?;
+        let options = ClientBootstrapOptions { event_loop_group: &mut events, host_resolver: &mut resolver };
+        let mut bootstrap = ClientBootstrap::new(&allocator, &options).map_err(|error| failed(&error))?;
+        let tls = config.ca_bundle.as_ref().map(|path| tls_context(path)).transpose()?;
+        let provider = match &config.signing {
+            Signing::None => CredentialsProvider::new_anonymous(&allocator),
+            Signing::Default => CredentialsProvider::new_chain_default(
+                &allocator,
+                CredentialsProviderChainDefaultOptions { bootstrap: &mut bootstrap, tls_ctx: tls.as_ref() },
+            ),
+            Signing::Profile(profile) => CredentialsProvider::new_profile(
+                &allocator,
+                CredentialsProviderProfileOptions {
+                    bootstrap: &mut bootstrap,
+                    profile_name_override: profile,
+                    tls_ctx: tls.as_ref(),
+                },
+            ),
+        }
+        .map_err(|error| failed(&error))?;
+        let retry = RetryStrategy::standard(&allocator, &StandardRetryOptions::default(&mut events))
+            .map_err(|error| failed(&error))?;
+        let mut settings = ClientConfig::new();
+        settings.region(config.endpoints.get_region());
+        settings.signing_config(init_signing_config(config.endpoints.get_region(), provider.clone(), None, None, None));
+        settings.client_bootstrap(bootstrap).retry_strategy(retry);
+        settings.express_support(true);
+        if let Some(context) = &tls {
+            settings.tls_connection_options(TlsConnectionOptions::new(context));
+        }
+        let client = Client::new(&allocator, settings).map_err(|error| failed(&error))?;
+        Ok(Self { client, provider, config })
+    }
+
+    /// Sends a request and waits for the whole response. A status other than 2xx is an error.
+    pub fn send(&self, request: RawRequest<'_>) -> Result<RawResponse, RawError> {
+        let operation = request.operation;
+        let response = self.exchange(request).map_err(|reason| RawError::Prepare { operation, reason })?;
+        // Some stores answer 200 and describe the error in the body.
+        let is_error = !(200..300).contains(&response.status) || response.body.contains("<Error>");
+        if is_error {
+            let message = response.element("Message").or_else(|| response.element("Code")).unwrap_or_default();
+            return Err(RawError::Refused { operation, status: response.status, message });
+        }
+        Ok(response)
+    }
+
+    fn exchange(&self, request: RawRequest<'_>) -> Result<RawResponse, String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let endpoint = self.config.endpoints.resolve_for_bucket(&self.config.bucket).map_err(|it| text(&it))?;
+        let uri = endpoint.uri().map_err(|it| text(&it))?;
+        let scheme = endpoint.auth_scheme().map_err(|it| text(&it))?;
+        let host = uri.host_name().to_string_lossy().into_owned();
+        let host = if uri.host_port() > 0 { format!("{host}:{}", uri.host_port()) } else { host };
+        let path = format!(
+            "{}/{}?{}",
+            uri.path().to_string_lossy().trim_end_matches('/'),
+            encoded(request.key),
+            request.query
+        );
+        let mut message = Message::new_request(&Allocator::default()).map_err(|it| text(&it))?;
+        message.set_request_method(request.method).map_err(|it| text(&it))?;
+        message.set_request_path(path).map_err(|it| text(&it))?;
+        let fixed = [("Host".to_owned(), host), ("Content-Length".to_owned(), request.body.len().to_string())];
+        for (name, value) in fixed.iter().chain(&self.config.headers).chain(&request.headers) {
+            message.add_header(&Header::new(name, value)).map_err(|it| text(&it))?;
+        }
+        let mut options = MetaRequestOptions::new();
+        options.signing_config(init_signing_config(
+            scheme.signing_region(),
+            self.provider.clone(),
+            Some(scheme.scheme_name()),
+            Some(scheme.signing_name()),
+            Some(!scheme.disable_double_encoding()),
+        ));
+        options.message(message).endpoint(uri).request_type(MetaRequestType::Default).operation_name(request.operation);
+        if !request.body.is_empty() {
+            options.request_body(request.body);
+        }
+        let received = Arc::new(Mutex::new((Vec::new(), Vec::new())));
+        let (headers, body) = (Arc::clone(&received), Arc::clone(&received));
+        options.on_headers(move |found, _| {
+            headers.lock().0 = found
+                .iter()
+                .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
+                .collect();
+        });
+        options.on_body(move |_, data| body.lock().1.extend_from_slice(&data[..]));
+        let (done, finished) = channel();
+        options.on_finish(move |result| {
+            // The receiver waits for exactly this.
+            let _ = done.send((result.response_status, result.error_response_body));
+        });
+        let request = self.client.make_meta_request(options).map_err(|it| text(&it))?;
+        let (status, error) = finished.recv_timeout(LONGEST).map_err(|it| {
+            request.cancel();
+            text(&it)
+        })?;
+        let (headers, body) = std::mem::take(&mut *received.lock());
+        let body = match error {
+            Some(error) => error.to_string_lossy().into_owned(),
+            None => String::from_utf8_lossy(&body).into_owned(),
+        };
+        Ok(RawResponse { status, headers, body })
+    }
+}
+
+fn tls_context(path: &std::path::Path) -> Result<TlsContext, RawError> {
+    let failed = |reason: String| RawError::Prepare { operation: "TLS", reason };
+    let allocator = Allocator::default();
+    let mut options = TlsContextOptions::new_default_client(&allocator);
+    options.override_default_trust_store_from_path(None, Some(path)).map_err(|error| failed(format!("{error:?}")))?;
+    TlsContext::new(&allocator, &options).map_err(|error| failed(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_and_headers_are_found() {
+        let response = RawResponse {
+            status: 200,
+            headers: vec![("ETag".into(), "\"1\"".into())],
+            body: "<A><UploadId>x&amp;y</UploadId><ETag>&quot;2&quot;</ETag></A>".into(),
+        };
+        assert_eq!(response.header("etag"), Some("\"1\""));
+        assert_eq!(response.element("UploadId").as_deref(), Some("x&y"));
+        assert_eq!(response.element("ETag").as_deref(), Some("\"2\""));
+        assert_eq!(response.element("Missing"), None);
+    }
+}

@@ -1,0 +1,192 @@
+//! The staging directory: files on disk for staged files that are too large for the spool.
+//!
+//! Each mount has a subdirectory of its own, made when it is needed and recorded in the state memory. A file is named after its
+//! slot, so that a successor finds it. Without a supervisor there is no successor, and files have no names.
+
+use std::fmt;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+
+use crate::state::{Start, State};
+
+const PREFIX: &str = "mount-s3-stage-";
+
+/// Whether a later engine may continue with the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lifetime {
+    Mount,
+    Process,
+}
+
+/// Where large staged files are kept, and how much of them.
+pub struct StageDirectory {
+    mount_directory: Option<MountDirectory>,
+    lifetime: Lifetime,
+    limit: u64,
+    used: AtomicU64,
+}
+
+/// A directory below which this mount has one of its own, made when the first file needs it.
+struct MountDirectory {
+    parent: PathBuf,
+    state: State,
+    own: Mutex<Option<PathBuf>>,
+}
+
+impl StageDirectory {
+    /// No large files can be staged.
+    pub fn none() -> Self {
+        Self { mount_directory: None, lifetime: Lifetime::Process, limit: 0, used: AtomicU64::new(0) }
+    }
+
+    /// A directory of this mount below `parent`. `is_exclusive`: no other mount uses `parent`, so other subdirectories were left
+    /// by mounts that ended abruptly.
+    pub fn open(parent: &Path, is_exclusive: bool, limit: u64, state: &State, lifetime: Lifetime) -> io::Result<Self> {
+        fs::create_dir_all(parent)?;
+        let own = state.stage_directory().filter(|_| state.start() == Start::Resumed);
+        if is_exclusive && state.start() == Start::First {
+            remove_others(parent)?;
+        }
+        let mount_directory = MountDirectory { parent: parent.to_owned(), state: state.clone(), own: Mutex::new(own) };
+        Ok(Self { mount_directory: Some(mount_directory), lifetime, limit, used: AtomicU64::new(0) })
+    }
+
+    pub fn is_available(&self) -> bool {
+        self.mount_directory.is_some()
+    }
+
+    /// A new file for this slot.
+    pub fn create(&self, id: u64, suffix: &str) -> io::Result<File> {
+        let mount_directory = self.mount_directory()?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        if self.lifetime == Lifetime::Process
+            && let Ok(file) = options.clone().custom_flags(libc::O_TMPFILE).open(&mount_directory.parent)
+        {
+            return Ok(file);
+        }
+        let path = file(&mount_directory.make()?, id, suffix);
+        options.create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)
+    }
+
+    /// The file that a previous engine made for this slot.
+    pub fn reopen(&self, id: u64, suffix: &str) -> io::Result<File> {
+        let path = file(&self.mount_directory()?.make()?, id, suffix);
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)
+    }
+
+    pub fn remove(&self, id: u64, suffix: &str) {
+        let Some(own) = self.mount_directory.as_ref().and_then(|it| it.own.lock().clone()) else { return };
+        let path = file(&own, id, suffix);
+        if let Err(error) = fs::remove_file(&path) {
+            tracing::warn!(%error, ?path, "cannot remove a staging file");
+        }
+    }
+
+    /// Reserves room for that many bytes. Answers whether there is any.
+    pub fn reserve(&self, bytes: u64) -> bool {
+        let more = |used: u64| used.checked_add(bytes).filter(|it| *it <= self.limit);
+        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    /// Counts what a previous engine has reserved.
+    pub fn count(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    pub fn release(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::AcqRel);
+    }
+
+    /// The mount has ended.
+    pub fn remove_all(&self) {
+        let own = self.mount_directory.as_ref().and_then(|it| it.own.lock().take());
+        if let Some(path) = own
+            && let Err(error) = fs::remove_dir_all(&path)
+        {
+            tracing::warn!(%error, ?path, "cannot remove the staging directory");
+        }
+    }
+
+    fn mount_directory(&self) -> io::Result<&MountDirectory> {
+        self.mount_directory.as_ref().ok_or_else(|| io::Error::other("no staging directory"))
+    }
+}
+
+impl MountDirectory {
+    /// The directory of this mount. Later engines find it by the state memory.
+    fn make(&self) -> io::Result<PathBuf> {
+        let mut own = self.own.lock();
+        if let Some(path) = &*own {
+            return Ok(path.clone());
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let path = self.parent.join(format!("{PREFIX}{}-{now:x}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&path)?;
+        self.state.note_stage_directory(&path);
+        *own = Some(path.clone());
+        Ok(path)
+    }
+}
+
+impl fmt::Debug for StageDirectory {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("StageDirectory").field("limit", &self.limit).finish_non_exhaustive()
+    }
+}
+
+fn file(directory: &Path, id: u64, suffix: &str) -> PathBuf {
+    directory.join(format!("{id:016x}{suffix}"))
+}
+
+fn remove_others(parent: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(parent)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(PREFIX) {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_successor_finds_the_files_of_the_mount_and_another_first_engine_removes_them() {
+        let parent = tempfile::tempdir().unwrap();
+        let state = State::private().unwrap();
+        let open = |state: &State| StageDirectory::open(parent.path(), true, 10, state, Lifetime::Mount).unwrap();
+        open(&state).create(7, "").unwrap();
+        state.note_exchange(b"question", b"answer");
+        assert!(open(&state).reopen(7, "").is_ok());
+        let other = State::private().unwrap();
+        open(&other);
+        assert!(open(&state).reopen(7, "").is_err());
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn without_a_supervisor_nothing_is_left_behind() {
+        let parent = tempfile::tempdir().unwrap();
+        let state = State::private().unwrap();
+        let directory = StageDirectory::open(parent.path(), false, 10, &state, Lifetime::Process).unwrap();
+        let _file = directory.create(7, "").unwrap();
+        directory.remove_all();
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn all_files_together_have_a_limit() {
+        let directory = StageDirectory { limit: 10, ..StageDirectory::none() };
+        assert!(directory.reserve(6) && !directory.reserve(5));
+        directory.release(6);
+        assert!(directory.reserve(10));
+    }
+}

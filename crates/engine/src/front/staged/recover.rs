@@ -1,0 +1,115 @@
+//! Copies that outlive an engine: a successor finds them by their slots and goes on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mountpoint_s3_client::ObjectClient;
+
+use super::file::{NewCopy, Object, StagedFile};
+use crate::front::Front;
+use crate::state::{IN_DIRECTORY, POISONED};
+
+/// A store that is away for a while is asked as often.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
+    /// Finds the copies of previous engines. Needs no request to the bucket, and is called before any request is served.
+    pub(in crate::front) fn recover_staged(&self) {
+        for (id, node) in self.table.all_staged() {
+            let Ok(slot) = self.table.staged(id) else { continue };
+            let etag = String::from_utf8(self.table.etag(slot)).ok().filter(|it| !it.is_empty());
+            let key = self.bucket.key(&self.table.path(node)).unwrap_or_default();
+            let object = Object { inode: None, etag, key };
+            let new = NewCopy { node, id, claim: self.staged.claim(), object };
+            match StagedFile::reopen(new, &self.state, &self.staged.directory) {
+                Ok(file) => self.adopt(Arc::new(file)),
+                Err(error) => {
+                    tracing::error!(path = ?self.table.path(node), %error, "the staging file of the previous engine is lost");
+                    slot.clear(IN_DIRECTORY);
+                    for number in self.table.handles_of(node) {
+                        if let Ok(handle) = self.table.handle(number) {
+                            handle.set(POISONED);
+                        }
+                    }
+                    self.give_back(self.table.drop_staged(id));
+                }
+            }
+        }
+    }
+
+    fn adopt(&self, file: Arc<StagedFile>) {
+        file.set_ready();
+        for number in self.table.handles_of(file.node) {
+            self.forget_upload(number);
+            self.handles.insert_staged(number, Arc::clone(&file));
+            file.add_handle();
+        }
+        self.staged.files.write().insert(file.node, file);
+    }
+
+    /// Tells the superblock of the copies of previous engines, and stores what nothing else will store. Called once, while
+    /// requests are served already.
+    pub(in crate::front) fn restore_staged(&self) {
+        for file in self.staged.all() {
+            if file.has_handles() {
+                let claimed = self.claim_recovered(&file);
+                if let Err(error) = claimed {
+                    tracing::debug!(%error, "cannot claim a staged file yet");
+                }
+            }
+        }
+        self.store_unused();
+    }
+
+    fn claim_recovered(&self, file: &StagedFile) -> super::FsResult<()> {
+        let _turn = file.lock();
+        let object = file.object();
+        if object.inode.is_some() || self.table.is_unlinked(file.node) {
+            return Ok(());
+        }
+        let inode = self.inode(file.node)?;
+        file.set_object(Object { inode: Some(inode), ..object });
+        self.claim(file)
+    }
+
+    /// Stores the copies that no handle uses: their last close could not.
+    pub fn store_unused(&self) {
+        for node in self.staged.unused() {
+            let Some(file) = self.staged.acquire(node) else { continue };
+            if let Err(error) = self.store(&file) {
+                tracing::warn!(path = ?self.table.path(file.node), %error, "a closed file is still not stored, retrying");
+            }
+            self.release_copy(&file);
+        }
+    }
+
+    /// The mount has ended: stores what is left.
+    pub fn store_all(&self) {
+        let mut is_complete = true;
+        for file in self.staged.all() {
+            if let Err(error) = self.store(&file) {
+                is_complete = false;
+                tracing::error!(path = ?self.table.path(file.node), %error, "a file that was edited is not stored");
+            }
+        }
+        if is_complete {
+            self.staged.directory.remove_all();
+        }
+    }
+}
+
+/// Stores closed files whose last close could not, until the process ends.
+pub fn start_retries<C>(front: &Arc<Front<C>>) -> std::io::Result<()>
+where
+    C: ObjectClient + Clone + Send + Sync + 'static,
+{
+    let front = Arc::downgrade(front);
+    let retry = move || {
+        while let Some(front) = front.upgrade() {
+            front.store_unused();
+            drop(front);
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+    };
+    std::thread::Builder::new().name("store-retries".into()).spawn(retry).map(drop)
+}
