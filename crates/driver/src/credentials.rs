@@ -1,23 +1,23 @@
-//! Which files an engine reads its keys from, and how they are written: by rename, for its group only, on every publish,
-//! so that a rotated key reaches a running engine.
+//! The files that an engine reads its keys from. They are written atomically, for its group only, on every publish, so that
+//! rotated keys reach a running engine.
 
 use std::path::Path;
 
 use s3csi_core::credentials::Keys;
 
-use crate::host::{Beneath, FilesError};
+use crate::host::{SafeDir, SafeDirError};
 
 pub const DIRECTORY: &str = "credentials";
 const CONFIG: &str = "s3-csi-config";
 const CREDENTIALS: &str = "s3-csi-credentials";
 
-/// The mounter runs as another user: it gets in by its group.
+/// The mounter runs as another user and has access through its group.
 const DIRECTORY_MODE: u32 = 0o2750;
 const FILE_MODE: u32 = 0o640;
 
-/// Writes the keys into `place`, the directory of one source, for whoever is in `group`.
-pub fn ensure(place: &Beneath, keys: &Keys, group: u32) -> Result<(), FilesError> {
-    let directory = place.make_directory(DIRECTORY, DIRECTORY_MODE, Some(group))?;
+/// Writes the keys into the directory of one source, readable for `group`.
+pub fn ensure(parent: &SafeDir, keys: &Keys, group: u32) -> Result<(), SafeDirError> {
+    let directory = parent.make_directory(DIRECTORY, DIRECTORY_MODE, Some(group))?;
     let files = keys.profile_files();
     directory.write_atomic(CONFIG, files.config.as_bytes(), FILE_MODE, Some(group))?;
     directory.write_atomic(CREDENTIALS, files.credentials.expose().as_bytes(), FILE_MODE, Some(group))

@@ -1,4 +1,4 @@
-//! `MountpointS3PodAttachment`: who is served by which Mountpoint Pod on one node, as the API server stores it.
+//! `MountpointS3PodAttachment`: which workload is served by which Mountpoint Pod on one node, as the API server stores it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const VERSION: &str = "v2";
 const KIND: &str = "MountpointS3PodAttachment";
 const PLURAL: &str = "mountpoints3podattachments";
 
-/// An attachment. Its API group is the driver's name, so which one is meant is known at run time only.
+/// An attachment. Its API group is the driver's name, which is known at run time only.
 pub type MountpointS3PodAttachment = Object<MountpointS3PodAttachmentSpec, MountpointS3PodAttachmentStatus>;
 
 /// The attachments of this driver.
@@ -32,7 +32,7 @@ pub fn attachment_resource(driver: &str) -> ApiResource {
     }
 }
 
-/// The definition of the kind, to be applied to a cluster before the driver is started.
+/// The CRD, to be applied to a cluster before the driver is started.
 pub fn attachment_definition(driver: &str) -> CustomResourceDefinition {
     let mut definition = Definition::crd();
     definition.metadata.name = Some(format!("{PLURAL}.{driver}"));
@@ -45,14 +45,14 @@ pub fn attachment_definition_yaml(driver: &str) -> Result<String, serde_saphyr::
     serde_saphyr::to_string(&attachment_definition(driver))
 }
 
-/// Who is served by which Mountpoint Pod, for one volume on one node.
-// The first five fields and the map are those of the driver before us; its objects stay valid.
+/// Assigns the workloads that use one volume on one node to Mountpoint Pods.
+// The first five fields and the map are those of Scality's driver 2.x; its objects stay valid.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[kube(
     group = "s3.csi.scality.com",
     version = "v2",
     kind = "MountpointS3PodAttachment",
-    doc = "Who is served by which Mountpoint Pod, for one volume on one node.",
+    doc = "Assigns the workloads that use one volume on one node to Mountpoint Pods.",
     root = "Definition",
     plural = "mountpoints3podattachments",
     singular = "mountpoints3podattachment",
@@ -92,11 +92,11 @@ pub struct MountpointS3PodAttachmentSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("volumeID is immutable"))]
     pub volume_id: String,
 
-    /// Its mount options when the attachment was made, joined by commas.
+    /// Its mount options when the attachment was created, joined by commas.
     #[x_kube(validation = Rule::new("self == oldSelf").message("mountOptions is immutable"))]
     pub mount_options: String,
 
-    /// The fsGroup of the workloads, or nothing.
+    /// The fsGroup of the workloads; empty without one.
     #[serde(rename = "workloadFSGroup")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("workloadFSGroup is immutable"))]
     pub workload_fs_group: String,
@@ -106,12 +106,12 @@ pub struct MountpointS3PodAttachmentSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("authenticationSource is immutable"))]
     pub authentication_source: Option<String>,
 
-    /// The namespace of the workloads, where the identity is theirs.
+    /// The namespace of the workloads, if the credentials are theirs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("workloadNamespace is immutable"))]
     pub workload_namespace: Option<String>,
 
-    /// The service account of the workloads, where the identity is theirs.
+    /// The service account of the workloads, if the credentials are theirs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("workloadServiceAccountName is immutable"))]
     pub workload_service_account_name: Option<String>,
@@ -121,7 +121,7 @@ pub struct MountpointS3PodAttachmentSpec {
     pub mountpoint_s3_pod_attachments: BTreeMap<String, Vec<WorkloadAttachment>>,
 }
 
-/// One workload, served by a Mountpoint Pod.
+/// One workload that a Mountpoint Pod serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkloadAttachment {
@@ -133,66 +133,66 @@ pub struct WorkloadAttachment {
     pub attachment_time: Time,
 }
 
-/// What was seen of it, for people.
+/// Observed state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MountpointS3PodAttachmentStatus {
-    /// How many workloads are served.
+    /// Number of workloads.
     #[serde(default)]
     pub workloads: i32,
 
-    /// How many Mountpoint Pods serve them.
+    /// Number of Mountpoint Pods.
     #[serde(default)]
     pub mountpoint_pod_count: i32,
 
-    /// How many of the Mountpoint Pods run, as `1/2`.
+    /// Mountpoint Pods that run, such as `1/2`.
     #[serde(default)]
     pub ready: String,
 
-    /// How many of their sources are mounted and answer, as the nodes see it, as `1/2`.
+    /// Mountpoint Pods whose source is mounted and answers on its node, such as `1/2`.
     #[serde(default)]
     pub mounted: String,
 
-    /// Each Mountpoint Pod by name.
+    /// Mountpoint Pods by name.
     #[serde(default)]
     pub mountpoint_pods: BTreeMap<String, MountpointPodStatus>,
 }
 
-/// What was seen of one Mountpoint Pod.
+/// Observed state of one Mountpoint Pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MountpointPodStatus {
-    /// `Ready`: the Pod runs. `Mounted`: its source is mounted and answers, as its node sees it.
+    /// `Ready`: the Pod runs. `Mounted`: its source is mounted and answers on its node.
     #[serde(default)]
     pub conditions: Vec<Condition>,
 }
 
-/// One aspect of a Mountpoint Pod, as Kubernetes writes conditions.
+/// A condition as in other Kubernetes objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// What it is about.
+    /// `Ready` or `Mounted`.
     #[serde(rename = "type")]
     pub kind: String,
 
     /// `True`, `False` or `Unknown`.
     pub status: String,
 
-    /// Why, in one word.
+    /// Machine-readable cause.
     pub reason: String,
 
-    /// Why, for people.
+    /// Human-readable cause.
     #[serde(default)]
     pub message: String,
 
-    /// Since when the status is what it is.
+    /// When the status last changed.
     pub last_transition_time: Time,
 }
 
 impl MountpointS3PodAttachmentSpec {
-    pub fn new(fields: &facts::Fields, entries: &facts::Entries) -> Self {
+    pub fn new(fields: &facts::AttachmentFields, entries: &facts::Entries) -> Self {
         // No `..`: a field that is not stored does not compile.
-        let facts::Fields {
+        let facts::AttachmentFields {
             node,
             persistent_volume,
             volume_id,
@@ -233,14 +233,14 @@ impl WorkloadAttachment {
     }
 }
 
-/// What an attachment says, in the words of core; `None` if it names no PV.
+/// An attachment as facts of core; `None` if it names no PV.
 pub fn attachment_facts(attachment: &MountpointS3PodAttachment) -> Option<facts::Attachment> {
     let Object { metadata, spec, .. } = attachment;
     Some(facts::Attachment {
         name: metadata.name.clone()?,
         resource_version: metadata.resource_version.clone().unwrap_or_default(),
         is_terminating: metadata.deletion_timestamp.is_some(),
-        fields: facts::Fields {
+        fields: facts::AttachmentFields {
             node: spec.node_name.clone(),
             persistent_volume: spec.persistent_volume_name.parse().ok()?,
             volume_id: spec.volume_id.clone(),
@@ -258,21 +258,21 @@ pub fn attachment_facts(attachment: &MountpointS3PodAttachment) -> Option<facts:
     })
 }
 
-/// A moment as the API writes it.
+/// A point in time as the API writes it.
 pub fn time(moment: facts::Timestamp) -> Time {
-    // Beyond the years 0 to 9999 there is nothing to write; the nearest moment will do.
+    // Times beyond the years 0 to 9999 cannot be written.
     let moment = k8s_openapi::jiff::Timestamp::from_second(moment.unix_seconds());
     Time(moment.unwrap_or(k8s_openapi::jiff::Timestamp::UNIX_EPOCH))
 }
 
-/// A moment as core counts it.
+/// A point in time as core counts it.
 pub fn timestamp(time: &Time) -> facts::Timestamp {
     facts::Timestamp::from_unix_seconds(time.0.as_second())
 }
 
 #[cfg(test)]
 mod tests {
-    use s3csi_core::attachment::{Attachment, Entry, Fields, Timestamp};
+    use s3csi_core::attachment::{Attachment, AttachmentFields, Entry, Timestamp};
 
     use super::*;
 
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn facts_are_stored_and_read_unchanged() {
-        let fields = Fields {
+        let fields = AttachmentFields {
             node: "node".to_owned(),
             persistent_volume: "pv".parse().unwrap(),
             volume_id: "handle".to_owned(),
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_of_the_driver_before_us_are_understood() {
+    fn objects_of_earlier_drivers_are_understood() {
         let object = serde_json::json!({
             "apiVersion": "s3.csi.scality.com/v2",
             "kind": "MountpointS3PodAttachment",

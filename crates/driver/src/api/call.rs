@@ -1,19 +1,19 @@
-//! One call of the API server: with a deadline, and with an answer that says what became of it.
+//! One call of the API server, with a deadline and a typed error.
 
 use std::time::Duration;
 
 use kube::core::Status;
 
-/// The API server answers in milliseconds or has lost us; its own deadline for a request is a minute.
+/// The API server answers in milliseconds if at all; its own deadline for a request is a minute.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    #[error("the API server refused: {}", status.message)]
+    #[error("the API server rejected the request: {}", status.message)]
     Refused { status: Box<Status> },
 
-    #[error("the API server could not be asked")]
+    #[error("the API server is not reachable")]
     Unreachable {
         #[source]
         cause: kube::Error,
@@ -37,17 +37,17 @@ impl CallError {
         self.code() == Some(404)
     }
 
-    /// Somebody else was faster: the object has another version or UID, or exists already.
+    /// A conflict: the object has another version or UID, or exists already.
     pub fn is_lost_race(&self) -> bool {
         self.code() == Some(409)
     }
 
-    pub fn is_already_there(&self) -> bool {
+    pub fn is_already_exists(&self) -> bool {
         matches!(self, Self::Refused { status } if status.reason == "AlreadyExists")
     }
 
-    /// Nothing can be made in a namespace that is being deleted.
-    pub fn is_end_of_namespace(&self) -> bool {
+    /// Nothing can be created in a namespace that is being deleted.
+    pub fn is_namespace_terminating(&self) -> bool {
         let Self::Refused { status } = self else {
             return false;
         };
@@ -55,12 +55,12 @@ impl CallError {
         status.code == 403 && causes.into_iter().any(|it| it.reason == "NamespaceTerminating")
     }
 
-    /// The selector, most often, is one that this API server does not know.
-    pub fn is_not_understood(&self) -> bool {
+    /// Most often a selector that this API server does not support.
+    pub fn is_bad_request(&self) -> bool {
         self.code() == Some(400)
     }
 
-    /// The versions we know are older than what the API server remembers.
+    /// The resource version is older than the API server's history.
     pub fn is_expired(&self) -> bool {
         self.code() == Some(410)
     }

@@ -1,4 +1,4 @@
-//! Counts every request to the API server, whoever sends it: a layer around the client's connection.
+//! Counts every request to the API server: a tower layer around the client's connection.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,25 +8,25 @@ use tower::{Layer, Service};
 
 use crate::metrics::ApiMetrics;
 
-/// Wraps connections so that their requests are counted.
+/// Wraps a service so that its requests are counted.
 #[derive(Clone, Debug)]
-pub struct Count(pub ApiMetrics);
+pub struct CountRequests(pub ApiMetrics);
 
 #[derive(Clone, Debug)]
-pub struct Counted<S> {
+pub struct CountedService<S> {
     inner: S,
     metrics: ApiMetrics,
 }
 
-impl<S> Layer<S> for Count {
-    type Service = Counted<S>;
+impl<S> Layer<S> for CountRequests {
+    type Service = CountedService<S>;
 
-    fn layer(&self, inner: S) -> Counted<S> {
-        Counted { inner, metrics: self.0.clone() }
+    fn layer(&self, inner: S) -> CountedService<S> {
+        CountedService { inner, metrics: self.0.clone() }
     }
 }
 
-impl<S, B, A> Service<Request<B>> for Counted<S>
+impl<S, B, A> Service<Request<B>> for CountedService<S>
 where
     S: Service<Request<B>, Response = Response<A>>,
     S::Future: Send + 'static,
@@ -40,7 +40,8 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let Asked { verb, resource } = Asked::read(request.method(), request.uri().path(), request.uri().query());
+        let RequestKind { verb, resource } =
+            RequestKind::read(request.method(), request.uri().path(), request.uri().query());
         let metrics = self.metrics.clone();
         let answer = self.inner.call(request);
         Box::pin(async move {
@@ -51,15 +52,15 @@ where
     }
 }
 
-/// What a request is about, in the words of roles.
+/// Verb and resource of a request, as in RBAC rules.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct RequestKind {
     verb: &'static str,
-    /// With its subresource; names and namespaces are left out, there are too many of them.
+    /// With its subresource, without names and namespaces: they would be too many labels.
     resource: String,
 }
 
-impl Asked {
+impl RequestKind {
     fn read(method: &Method, path: &str, query: Option<&str>) -> Self {
         let mut parts = path.split('/').filter(|it| !it.is_empty());
         match parts.next() {
@@ -104,11 +105,11 @@ mod tests {
     #[track_caller]
     fn check(method: &Method, path: &str, query: Option<&str>, expected: (&'static str, &str)) {
         let (verb, resource) = expected;
-        assert_eq!(Asked::read(method, path, query), Asked { verb, resource: resource.to_owned() });
+        assert_eq!(RequestKind::read(method, path, query), RequestKind { verb, resource: resource.to_owned() });
     }
 
     #[test]
-    fn requests_are_told_apart_as_roles_do() {
+    fn requests_are_classified_as_in_rbac_rules() {
         check(&Method::GET, "/api/v1/nodes", Some("fieldSelector=x&watch=true"), ("watch", "nodes"));
         check(&Method::GET, "/api/v1/nodes", Some("limit=500"), ("list", "nodes"));
         check(&Method::GET, "/api/v1/namespaces", None, ("list", "namespaces"));

@@ -1,25 +1,35 @@
-//! What a node says of a Mountpoint Pod's source, as a condition in the Pod's status: the node writes it, the controller reads it.
+//! What only the node knows of a Mountpoint Pod's source, as conditions in the Pod's status: whether it is mounted, and whether
+//! another Pod can take over. The node writes them, the controller reads them.
 
 use k8s_openapi::api::core::v1::Pod;
 
-/// The condition `<driver>/Mounted`.
+/// A condition of a Mountpoint Pod without its type and time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodCondition {
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// Why, in one word.
+    /// Machine-readable cause.
     pub reason: String,
-    /// Why, for people.
+    /// Human-readable cause.
     pub message: String,
 }
 
 impl PodCondition {
-    pub fn kind(driver: &str) -> String {
+    /// The type of the condition that the Pod serves its source.
+    pub fn mounted(driver: &str) -> String {
         format!("{driver}/Mounted")
     }
 
-    pub fn read(pod: &Pod, driver: &str) -> Option<Self> {
-        let kind = Self::kind(driver);
+    /// The type of the condition that another Pod can take over while this one serves.
+    pub fn movable(driver: &str) -> String {
+        format!("{driver}/Movable")
+    }
+
+    pub fn is_true(&self) -> bool {
+        self.status == "True"
+    }
+
+    pub fn read(pod: &Pod, kind: &str) -> Option<Self> {
         let conditions = pod.status.as_ref()?.conditions.as_ref()?;
         let found = conditions.iter().find(|it| it.type_ == kind)?;
         Some(Self {

@@ -1,9 +1,13 @@
 //! What all calls share: their deadline, a thread for their blocking work, and their one line in the log.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
+use tokio::sync::oneshot;
 use tonic::metadata::MetadataMap;
 use tonic::{Code, Response, Status};
+
+use super::admission::Admitted;
 
 /// kubelet gives up on a call after two minutes; answer before that, so that our message is the one users see.
 const LONGEST: Duration = Duration::from_secs(110);
@@ -32,18 +36,51 @@ fn timeout(text: &str) -> Option<Duration> {
     }
 }
 
-/// Runs `work` where it may block and logs its outcome.
+/// A call: what the log says of it, and where its work runs.
+pub struct CallSpec {
+    pub method: &'static str,
+    pub volume: String,
+    pub target: String,
+    pub thread: CallThread,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallThread {
+    BlockingPool,
+    /// Outside of the blocking pool, which may be full of calls that wait.
+    Own,
+}
+
+/// Runs `work` as soon as there is room, and logs its outcome.
 pub async fn run<T: Send + 'static>(
-    method: &'static str,
-    volume: String,
-    target: String,
+    CallSpec { method, volume, target, thread }: CallSpec,
+    room: impl Future<Output = Result<Admitted, Status>>,
     work: impl FnOnce() -> Result<T, Status> + Send + 'static,
 ) -> Result<Response<T>, Status> {
     let work = async {
-        let unexpected = || Status::internal(format!("{method} failed unexpectedly; the driver's log says more"));
-        tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| Err(unexpected()))
+        let admitted = room.await?;
+        let (sender, outcome) = oneshot::channel();
+        let run = move || {
+            // The caller may have gone away meanwhile.
+            drop(sender.send(work()));
+            drop(admitted);
+        };
+        match thread {
+            CallThread::BlockingPool => drop(tokio::task::spawn_blocking(run)),
+            CallThread::Own => {
+                let started = thread::Builder::new().name("call".to_owned()).spawn(run);
+                let refused =
+                    |cause| Status::unavailable(format!("no thread for {method}: {cause}; kubelet will retry"));
+                started.map_err(refused)?;
+            }
+        }
+        outcome.await.unwrap_or_else(|_| Err(unexpected(method)))
     };
     answer(method, volume, target, work).await
+}
+
+fn unexpected(method: &str) -> Status {
+    Status::internal(format!("{method} failed unexpectedly; the driver's log says more"))
 }
 
 /// Waits for `work` and logs its outcome.

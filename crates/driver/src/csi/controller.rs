@@ -1,10 +1,12 @@
-//! CSI Controller: turns requests for volumes into the provisioner's words and its errors into codes.
+//! CSI Controller: parses requests for volumes and maps the provisioner's errors to gRPC codes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use s3csi_core::provision::{Create, Data, Owner, ProvisionedId, RawCreate, check_capability};
-use s3csi_core::publish::{RawCapability, context};
+use s3csi_core::provision::{
+    CreateRequest, ProvisionedId, ProvisionedVolume, RawCreateRequest, StoreIdentity, check_capability,
+};
+use s3csi_core::publish::{RawCapability, SingleNodeVolumes, context};
 use tonic::{Request, Response, Status};
 
 use super::node::{capability, guarded};
@@ -22,10 +24,11 @@ use super::proto::{
     ListVolumesResponse, ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse, Volume,
 };
 use super::{call, provision_status, status};
-use crate::provision::{Found, Provisioner};
+use crate::provision::{Provisioner, VolumeLookup};
 
 pub struct ControllerService {
     pub provisioner: Arc<Provisioner>,
+    pub single_node: SingleNodeVolumes,
 }
 
 #[tonic::async_trait]
@@ -37,7 +40,7 @@ impl Controller for ControllerService {
         let deadline = call::deadline(request.metadata());
         let request = request.into_inner();
         call::answer("CreateVolume", request.name.clone(), String::new(), async {
-            let create = parse(request)?;
+            let create = parse(request, self.single_node)?;
             self.provisioner.create(&create, deadline).await.map_err(|error| provision_status::of_create(&error))?;
             let volume = Volume {
                 capacity_bytes: i64::try_from(create.record.capacity_bytes).unwrap_or(i64::MAX),
@@ -60,10 +63,11 @@ impl Controller for ControllerService {
             if volume_id.is_empty() {
                 return Err(provision_status::volume_id_missing());
             }
-            let owner = Owner::parse(&guarded(secrets)).map_err(|cause| provision_status::of_secret(&cause))?;
+            let identity =
+                StoreIdentity::parse(&guarded(secrets)).map_err(|cause| provision_status::of_secret(&cause))?;
             let deleted = match volume_id.parse::<ProvisionedId>() {
-                Ok(id) => self.provisioner.delete(&id, &owner, deadline).await,
-                Err(_) => self.provisioner.refuse_foreign(&volume_id, &owner, deadline).await,
+                Ok(id) => self.provisioner.delete(&id, &identity, deadline).await,
+                Err(_) => self.provisioner.refuse_foreign(&volume_id, &identity, deadline).await,
             };
             deleted.map_err(|error| provision_status::of_delete(&error))?;
             Ok(DeleteVolumeResponse {})
@@ -71,7 +75,7 @@ impl Controller for ControllerService {
         .await
     }
 
-    /// Confirms what the node would accept for a volume that exists.
+    /// Confirms what the node would accept for an existing volume.
     async fn validate_volume_capabilities(
         &self,
         request: Request<ValidateVolumeCapabilitiesRequest>,
@@ -94,14 +98,16 @@ impl Controller for ControllerService {
                 return Err(provision_status::capabilities_missing());
             }
             let id: ProvisionedId = volume_id.parse().map_err(|error| provision_status::not_found(&error))?;
-            let owner = Owner::parse(&guarded(secrets)).map_err(|cause| provision_status::of_secret(&cause))?;
-            let found = self.provisioner.find(&id, &owner, deadline).await;
-            match found.map_err(|error| provision_status::of_find(&error))? {
-                Found::Ours(_) | Found::Earlier => {}
-                Found::Nothing => return Err(provision_status::no_such_volume(&volume_id)),
+            let identity =
+                StoreIdentity::parse(&guarded(secrets)).map_err(|cause| provision_status::of_secret(&cause))?;
+            let found = self.provisioner.lookup(&id, &identity, deadline).await;
+            match found.map_err(|error| provision_status::of_lookup(&error))? {
+                VolumeLookup::Found(_) | VolumeLookup::Legacy => {}
+                VolumeLookup::NotFound => return Err(provision_status::no_such_volume(&volume_id)),
             }
-            let is_prefix = matches!(id.data, Data::Prefix { .. });
-            let raw: Vec<RawCapability<'_>> = volume_capabilities.iter().map(capability).collect();
+            let is_prefix = matches!(id.data, ProvisionedVolume::Prefix { .. });
+            let raw: Vec<RawCapability<'_>> =
+                volume_capabilities.iter().map(|it| capability(it, self.single_node)).collect();
             let problem = raw.iter().find_map(|it| check_capability(it, is_prefix).err());
             let problem =
                 problem.map(|it| s3csi_core::Chain(&it).to_string()).or_else(|| other_bucket(&volume_context, &id));
@@ -120,8 +126,13 @@ impl Controller for ControllerService {
         &self,
         _: Request<ControllerGetCapabilitiesRequest>,
     ) -> Result<Response<ControllerGetCapabilitiesResponse>, Status> {
-        let create_delete = Rpc { r#type: rpc::Type::CreateDeleteVolume.into() };
-        let capabilities = vec![ControllerServiceCapability { r#type: Some(Type::Rpc(create_delete)) }];
+        let mut types = vec![rpc::Type::CreateDeleteVolume];
+        if self.single_node == SingleNodeVolumes::Enforced {
+            types.push(rpc::Type::SingleNodeMultiWriter);
+        }
+        let capability =
+            |it: rpc::Type| ControllerServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: it.into() })) };
+        let capabilities = types.into_iter().map(capability).collect();
         Ok(Response::new(ControllerGetCapabilitiesResponse { capabilities }))
     }
 
@@ -143,7 +154,7 @@ impl Controller for ControllerService {
         Err(status::unimplemented("ListVolumes"))
     }
 
-    /// A store does not say how much room it has.
+    /// S3 has no API for the available capacity.
     async fn get_capacity(&self, _: Request<GetCapacityRequest>) -> Result<Response<GetCapacityResponse>, Status> {
         Err(status::unimplemented("GetCapacity"))
     }
@@ -191,7 +202,7 @@ impl Controller for ControllerService {
     }
 }
 
-fn parse(request: CreateVolumeRequest) -> Result<Create, Status> {
+fn parse(request: CreateVolumeRequest, single_node: SingleNodeVolumes) -> Result<CreateRequest, Status> {
     let CreateVolumeRequest {
         name,
         capacity_range,
@@ -200,13 +211,14 @@ fn parse(request: CreateVolumeRequest) -> Result<Create, Status> {
         secrets,
         volume_content_source,
         mutable_parameters,
-        // Not announced: a bucket can be reached from every node.
+        // Topology is not announced: a bucket is accessible from every node.
         accessibility_requirements: _,
     } = request;
     let CapacityRange { required_bytes, limit_bytes } = capacity_range.unwrap_or_default();
     let parameters: BTreeMap<String, String> = parameters.into_iter().collect();
-    let capabilities: Vec<RawCapability<'_>> = volume_capabilities.iter().map(capability).collect();
-    let raw = RawCreate {
+    let capabilities: Vec<RawCapability<'_>> =
+        volume_capabilities.iter().map(|it| capability(it, single_node)).collect();
+    let raw = RawCreateRequest {
         name: &name,
         capabilities: &capabilities,
         parameters: &parameters,
@@ -216,10 +228,10 @@ fn parse(request: CreateVolumeRequest) -> Result<Create, Status> {
         has_content_source: volume_content_source.is_some(),
         has_mutable_parameters: !mutable_parameters.is_empty(),
     };
-    Create::parse(&raw).map_err(|error| provision_status::of_invalid(&error))
+    CreateRequest::parse(&raw).map_err(|error| provision_status::of_invalid(&error))
 }
 
-/// A context that was changed by hand points elsewhere.
+/// A context that was edited by hand may name another bucket.
 fn other_bucket(volume_context: &HashMap<String, String>, id: &ProvisionedId) -> Option<String> {
     let named = volume_context.get(context::BUCKET_NAME).filter(|it| *it != id.bucket().as_str())?;
     Some(format!("the volume is in bucket {:?}, and its context says {named:?}", id.bucket().as_str()))

@@ -1,42 +1,62 @@
-//! Whether we are healthy: asks our own CSI socket whether it answers, as a liveness sidecar would.
+//! The health check of the node plugin: calls its own CSI socket, as a liveness sidecar would.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, UnixStream};
+use tokio::sync::Mutex;
 use tonic::transport::Endpoint;
 
 use super::proto::ProbeRequest;
 use super::proto::identity_client::IdentityClient;
 use crate::health;
 use crate::metrics::NodeMetrics;
-use crate::node::census::Census;
-use crate::node::teller::Teller;
+use crate::node::mount_health::MountHealth;
+use crate::node::reporter::Reporter;
 
-pub async fn serve(listener: TcpListener, csi_socket: PathBuf, figures: Arc<Figures>) {
-    health::serve(listener, move || figures.clone().show(), move |_| probe(csi_socket.clone())).await;
+/// Scrapes within this time share one measurement, however many there are and however long it takes.
+const MEASURED_EVERY: Duration = Duration::from_millis(500);
+
+pub async fn serve(listener: TcpListener, csi_socket: PathBuf, metrics_page: Arc<MetricsPage>) {
+    health::serve(listener, move || metrics_page.clone().show(), move |_| probe(csi_socket.clone())).await;
 }
 
-/// What is shown at `/metrics`, and who looks at the node for it.
-pub struct Figures {
-    pub metrics: Arc<NodeMetrics>,
-    pub census: Arc<Census>,
-    pub teller: Arc<Teller>,
+/// The content of `/metrics`, and what is measured for it.
+pub struct MetricsPage {
+    metrics: Arc<NodeMetrics>,
+    mount_health: Arc<MountHealth>,
+    reporter: Arc<Reporter>,
+    /// When the mounts were last measured. Held while they are: only one scrape at a time waits for them.
+    measured: Mutex<Option<Instant>>,
 }
 
-impl Figures {
+impl MetricsPage {
+    pub fn new(metrics: Arc<NodeMetrics>, mount_health: Arc<MountHealth>, reporter: Arc<Reporter>) -> Self {
+        Self { metrics, mount_health, reporter, measured: Mutex::new(None) }
+    }
+
+    pub fn metrics(&self) -> &Arc<NodeMetrics> {
+        &self.metrics
+    }
+
     async fn show(self: Arc<Self>) -> Result<String, fmt::Error> {
-        let figures = self.clone();
-        // It may wait for file systems, for two seconds; if it panics, the figures of the last time are shown.
-        let _ = tokio::task::spawn_blocking(move || figures.census.measure(&figures.metrics)).await;
-        self.teller.measure();
+        let mut measured = self.measured.lock().await;
+        if measured.is_none_or(|it| MEASURED_EVERY <= it.elapsed()) {
+            let page = self.clone();
+            // It may wait two seconds for file systems; if it panics, the last values are served.
+            let _ = tokio::task::spawn_blocking(move || page.mount_health.measure(&page.metrics)).await;
+            *measured = Some(Instant::now());
+        }
+        drop(measured);
+        self.reporter.measure();
         self.metrics.render()
     }
 }
 
-/// Nothing, or why the socket is of no use.
+/// Checks that the CSI socket answers; the error says why it does not.
 pub async fn probe(csi_socket: PathBuf) -> Result<(), String> {
     let connect = tower::service_fn(move |_| {
         let csi_socket = csi_socket.clone();

@@ -1,5 +1,6 @@
 //! The gRPC front door: what kubelet and the sidecars talk to. The only room that names a gRPC code.
 
+pub mod admission;
 pub mod call;
 pub mod controller;
 pub mod health;

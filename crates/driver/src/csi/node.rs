@@ -1,13 +1,16 @@
-//! CSI Node: turns requests into the node's words and its errors into codes.
+//! CSI Node: parses requests and maps errors to gRPC codes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
-use s3csi_core::publish::{AccessMode, AccessType, RawCapability, RawPublish};
+use s3csi_core::publish::{AccessMode, AccessType, RawCapability, RawPublish, SingleNodeVolumes};
 use s3csi_core::secret::Secret;
 use tonic::{Request, Response, Status};
 
+use super::admission::Admission;
+use super::call::{CallSpec, CallThread};
 use super::proto::node_server::Node as Service;
 use super::proto::node_service_capability::{Rpc, Type, rpc};
 use super::proto::volume_capability::access_mode::Mode;
@@ -17,17 +20,19 @@ use super::proto::{
     NodeGetInfoRequest, NodeGetInfoResponse, NodeGetVolumeStatsRequest, NodeGetVolumeStatsResponse,
     NodePublishVolumeRequest, NodePublishVolumeResponse, NodeServiceCapability, NodeStageVolumeRequest,
     NodeStageVolumeResponse, NodeUnpublishVolumeRequest, NodeUnpublishVolumeResponse, NodeUnstageVolumeRequest,
-    NodeUnstageVolumeResponse, VolumeCapability,
+    NodeUnstageVolumeResponse, VolumeCapability, VolumeCondition, VolumeUsage, volume_usage,
 };
 use super::{call, status};
 use crate::metrics::NodeMetrics;
-use crate::node::Node;
-use crate::node::phases::Phases;
+use crate::node::health::VolumeHealth;
+use crate::node::timing::{CallPhase, CallTimer};
+use crate::node::{Node, WORKLOAD_NAMESPACE};
 
 pub struct NodeService {
     pub node_id: String,
     pub node: Arc<Node>,
     pub metrics: Arc<NodeMetrics>,
+    pub admission: Admission,
 }
 
 #[tonic::async_trait]
@@ -39,7 +44,15 @@ impl Service for NodeService {
         let deadline = call::deadline(request.metadata());
         let request = request.into_inner();
         let (node, metrics) = (self.node.clone(), self.metrics.clone());
-        call::run("NodePublishVolume", request.volume_id.clone(), request.target_path.clone(), move || {
+        let single_node = self.node.single_node_volumes();
+        let (volume, target) = (request.volume_id.clone(), request.target_path.clone());
+        let namespace = request.volume_context.get(WORKLOAD_NAMESPACE).cloned().unwrap_or_default();
+        let start = Instant::now();
+        // Waiting for a Mountpoint Pod costs no thread. What is missing then is the call's own error.
+        let assigned = node.wait_until_assigned(&target, deadline).await;
+        let room = self.admission.publish(&namespace, deadline);
+        let call = CallSpec { method: "NodePublishVolume", volume, target, thread: CallThread::BlockingPool };
+        call::run(call, room, move || {
             let NodePublishVolumeRequest {
                 volume_id,
                 target_path,
@@ -55,13 +68,16 @@ impl Service for NodeService {
                 volume_id: &volume_id,
                 target_path: &target_path,
                 volume_context: &context,
-                capability: volume_capability.as_ref().map(capability),
+                capability: volume_capability.as_ref().map(|it| capability(it, single_node)),
                 readonly,
                 secrets: &secrets,
             };
-            let phases = Phases::begin();
-            let outcome = node.publish(&raw, deadline, &phases).map_err(|error| status::of_publish(&error));
-            metrics.published(&phases.end(), status::name(outcome.as_ref().err()));
+            let timer = CallTimer::begin_at(start);
+            if let Some(waited) = assigned {
+                timer.record(CallPhase::Assignment, waited);
+            }
+            let outcome = node.publish(&raw, deadline, &timer).map_err(|error| status::of_publish(&error));
+            metrics.published(&timer.end(), status::name(outcome.as_ref().err()));
             outcome.map(|()| NodePublishVolumeResponse {})
         })
         .await
@@ -74,12 +90,16 @@ impl Service for NodeService {
         let deadline = call::deadline(request.metadata());
         let NodeUnpublishVolumeRequest { volume_id, target_path } = request.into_inner();
         let (node, metrics) = (self.node.clone(), self.metrics.clone());
-        call::run("NodeUnpublishVolume", volume_id.clone(), target_path.clone(), move || {
-            let phases = Phases::begin();
+        let start = Instant::now();
+        let room = self.admission.unpublish(deadline);
+        let (volume, target) = (volume_id.clone(), target_path.clone());
+        let call = CallSpec { method: "NodeUnpublishVolume", volume, target, thread: CallThread::Own };
+        call::run(call, room, move || {
+            let timer = CallTimer::begin_at(start);
             let outcome = node
-                .unpublish(&volume_id, Path::new(&target_path), deadline, &phases)
+                .unpublish(&volume_id, Path::new(&target_path), deadline, &timer)
                 .map_err(|error| status::of_unpublish(&error));
-            metrics.unpublished(&phases.end(), status::name(outcome.as_ref().err()));
+            metrics.unpublished(&timer.end(), status::name(outcome.as_ref().err()));
             outcome.map(|()| NodeUnpublishVolumeResponse {})
         })
         .await
@@ -93,15 +113,19 @@ impl Service for NodeService {
         }))
     }
 
-    /// `VOLUME_MOUNT_GROUP`: kubelet hands us the Pod's fsGroup instead of changing owners of a whole bucket.
+    /// `VOLUME_MOUNT_GROUP`: kubelet passes the Pod's fsGroup instead of changing owners of a whole bucket.
+    /// `SINGLE_NODE_MULTI_WRITER`: kubelet distinguishes `ReadWriteOncePod` from `ReadWriteOnce`.
+    /// `VOLUME_CONDITION`: whether the engine answers, as part of the statistics.
     async fn node_get_capabilities(
         &self,
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        let mount_group = Rpc { r#type: rpc::Type::VolumeMountGroup.into() };
-        Ok(Response::new(NodeGetCapabilitiesResponse {
-            capabilities: vec![NodeServiceCapability { r#type: Some(Type::Rpc(mount_group)) }],
-        }))
+        let mut types = vec![rpc::Type::VolumeMountGroup, rpc::Type::GetVolumeStats, rpc::Type::VolumeCondition];
+        if self.node.single_node_volumes() == SingleNodeVolumes::Enforced {
+            types.push(rpc::Type::SingleNodeMultiWriter);
+        }
+        let capability = |it: rpc::Type| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: it.into() })) };
+        Ok(Response::new(NodeGetCapabilitiesResponse { capabilities: types.into_iter().map(capability).collect() }))
     }
 
     async fn node_stage_volume(
@@ -120,9 +144,23 @@ impl Service for NodeService {
 
     async fn node_get_volume_stats(
         &self,
-        _: Request<NodeGetVolumeStatsRequest>,
+        request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        Err(status::unimplemented("NodeGetVolumeStats"))
+        let deadline = call::deadline(request.metadata());
+        let NodeGetVolumeStatsRequest { volume_id, volume_path, staging_target_path: _ } = request.into_inner();
+        let node = self.node.clone();
+        let room = self.admission.unpublish(deadline);
+        let (volume, target) = (volume_id.clone(), volume_path.clone());
+        let call = CallSpec { method: "NodeGetVolumeStats", volume, target, thread: CallThread::Own };
+        call::run(call, room, move || {
+            let health = node.volume_health(&volume_id, Path::new(&volume_path), deadline);
+            let VolumeHealth { is_abnormal, message } = health.map_err(|error| status::of_health(&error))?;
+            Ok(NodeGetVolumeStatsResponse {
+                usage: vec![UNLIMITED],
+                volume_condition: Some(VolumeCondition { abnormal: is_abnormal, message }),
+            })
+        })
+        .await
     }
 
     async fn node_expand_volume(
@@ -133,16 +171,25 @@ impl Service for NodeService {
     }
 }
 
+/// A bucket has no capacity, and its use is known to the store only, which is not asked. kubelet discards a response without usage.
+const UNLIMITED: VolumeUsage =
+    VolumeUsage { available: 1 << 60, total: 1 << 60, used: 0, unit: volume_usage::Unit::Bytes as i32 };
+
 /// From here on no secret can be printed.
 pub(super) fn guarded(secrets: HashMap<String, String>) -> BTreeMap<String, Secret<String>> {
     secrets.into_iter().map(|(key, value)| (key, Secret::new(value))).collect()
 }
 
-pub(super) fn capability(capability: &VolumeCapability) -> RawCapability<'_> {
-    let access_mode = capability.access_mode.as_ref().map(|it| match it.mode() {
-        Mode::MultiNodeMultiWriter => AccessMode::MultiNodeMultiWriter,
-        Mode::MultiNodeReaderOnly => AccessMode::MultiNodeReaderOnly,
-        other => AccessMode::Other(other.as_str_name().to_owned()),
+pub(super) fn capability(capability: &VolumeCapability, single_node: SingleNodeVolumes) -> RawCapability<'_> {
+    let access_mode = capability.access_mode.as_ref().map(|it| match (it.mode(), single_node) {
+        (Mode::MultiNodeMultiWriter, _) => AccessMode::MultiNodeMultiWriter,
+        (Mode::MultiNodeReaderOnly, _) => AccessMode::MultiNodeReaderOnly,
+        (Mode::SingleNodeSingleWriter, SingleNodeVolumes::Enforced) => AccessMode::SingleNodeSingleWriter,
+        // The second is what callers send that do not know the first.
+        (Mode::SingleNodeMultiWriter | Mode::SingleNodeWriter, SingleNodeVolumes::Enforced) => {
+            AccessMode::SingleNodeMultiWriter
+        }
+        (other, _) => AccessMode::Other(other.as_str_name().to_owned()),
     });
     let access_type = match &capability.access_type {
         Some(volume_capability::AccessType::Mount(MountVolume { fs_type, mount_flags, volume_mount_group })) => {

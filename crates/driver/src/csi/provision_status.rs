@@ -1,36 +1,36 @@
 //! Errors of provisioning to gRPC codes, without `_`: a new error does not compile until someone chose its code.
 //!
-//! The external-provisioner takes some codes for "perhaps it is still being made" and goes on asking even after the claim was
-//! deleted; all others are final for it. So whatever does not pass by itself gets one of the others.
+//! The external-provisioner treats some codes as "may still be in progress" and retries even after the claim was deleted; all
+//! others are final for it. Errors that do not resolve by themselves get one of the others.
 
 use s3csi_core::chain::Chain;
 use s3csi_core::credentials::InvalidKeys;
-use s3csi_core::provision::{ForeignId, InvalidCreate};
+use s3csi_core::provision::{InvalidCreateRequest, UnknownVolumeId};
 use tonic::{Code, Status};
 
-use crate::provision::error::{CreateError, DeleteError, FindError, Kind, S3Error};
+use crate::provision::error::{CreateError, DeleteError, LookupError, S3Error, S3ErrorKind};
 
-pub fn of_invalid(error: &InvalidCreate) -> Status {
+pub fn of_invalid(error: &InvalidCreateRequest) -> Status {
     let code = match error {
-        InvalidCreate::Secret { .. } => Code::Unauthenticated,
-        InvalidCreate::NameMissing
-        | InvalidCreate::CapabilitiesMissing
-        | InvalidCreate::AccessModeMissing
-        | InvalidCreate::AccessMode { .. }
-        | InvalidCreate::Block
-        | InvalidCreate::MountOptions { .. }
-        | InvalidCreate::UnusableOptions { .. }
-        | InvalidCreate::Conflict { .. }
-        | InvalidCreate::PrefixTwice
-        | InvalidCreate::ContentSource
-        | InvalidCreate::MutableParameters
-        | InvalidCreate::Parameters { .. }
-        | InvalidCreate::Template { .. }
-        | InvalidCreate::BucketName { .. }
-        | InvalidCreate::EndpointWithoutSecret
-        | InvalidCreate::EndpointWithDriver
-        | InvalidCreate::Id { .. } => Code::InvalidArgument,
-        InvalidCreate::Capacity { .. } => Code::OutOfRange,
+        InvalidCreateRequest::Secret { .. } => Code::Unauthenticated,
+        InvalidCreateRequest::NameMissing
+        | InvalidCreateRequest::CapabilitiesMissing
+        | InvalidCreateRequest::AccessModeMissing
+        | InvalidCreateRequest::AccessMode { .. }
+        | InvalidCreateRequest::Block
+        | InvalidCreateRequest::MountOptions { .. }
+        | InvalidCreateRequest::UnusableOptions { .. }
+        | InvalidCreateRequest::Conflict { .. }
+        | InvalidCreateRequest::PrefixTwice
+        | InvalidCreateRequest::ContentSource
+        | InvalidCreateRequest::MutableParameters
+        | InvalidCreateRequest::Parameters { .. }
+        | InvalidCreateRequest::Template { .. }
+        | InvalidCreateRequest::BucketName { .. }
+        | InvalidCreateRequest::EndpointWithoutSecret
+        | InvalidCreateRequest::EndpointWithDriver
+        | InvalidCreateRequest::Id { .. } => Code::InvalidArgument,
+        InvalidCreateRequest::Capacity { .. } => Code::OutOfRange,
     };
     Status::new(code, Chain(error).to_string())
 }
@@ -38,18 +38,19 @@ pub fn of_invalid(error: &InvalidCreate) -> Status {
 pub fn of_create(error: &CreateError) -> Status {
     let code = match error {
         CreateError::Busy => Code::Aborted,
-        CreateError::NoKeys => Code::Unauthenticated,
-        CreateError::Late => Code::DeadlineExceeded,
+        CreateError::Credentials(_) => Code::Unauthenticated,
+        CreateError::DeadlineExceeded => Code::DeadlineExceeded,
         CreateError::ForeignBucket { .. }
-        | CreateError::NotMarked { .. }
+        | CreateError::NoMetadata { .. }
+        | CreateError::OtherBucket { .. }
         | CreateError::Different { .. }
         | CreateError::Unreadable { .. }
         | CreateError::Overlap { .. } => Code::AlreadyExists,
         CreateError::PrefixNotEmpty { .. } | CreateError::NoSharedBucket { .. } => Code::FailedPrecondition,
         CreateError::Bucket { cause }
-        | CreateError::Look { cause }
-        | CreateError::Note { cause, .. }
-        | CreateError::SharedNote { cause } => of_s3(cause),
+        | CreateError::Read { cause }
+        | CreateError::Metadata { cause, .. }
+        | CreateError::SharedMetadata { cause } => of_s3(cause),
     };
     Status::new(code, Chain(error).to_string())
 }
@@ -57,41 +58,41 @@ pub fn of_create(error: &CreateError) -> Status {
 pub fn of_delete(error: &DeleteError) -> Status {
     let code = match error {
         DeleteError::Busy => Code::Aborted,
-        DeleteError::NoKeys => Code::Unauthenticated,
-        DeleteError::Late => Code::DeadlineExceeded,
+        DeleteError::Credentials(_) => Code::Unauthenticated,
+        DeleteError::DeadlineExceeded => Code::DeadlineExceeded,
         DeleteError::Foreign { .. } | DeleteError::NotEmpty { .. } | DeleteError::Unreadable { .. } => {
             Code::FailedPrecondition
         }
-        DeleteError::Look { cause }
+        DeleteError::Read { cause }
         | DeleteError::Empty { cause }
-        | DeleteError::Note { cause }
+        | DeleteError::Metadata { cause }
         | DeleteError::Bucket { cause } => of_s3(cause),
     };
     Status::new(code, Chain(error).to_string())
 }
 
-pub fn of_find(error: &FindError) -> Status {
+pub fn of_lookup(error: &LookupError) -> Status {
     let code = match error {
-        FindError::NoKeys => Code::Unauthenticated,
-        FindError::Late => Code::DeadlineExceeded,
-        FindError::Look { cause } => of_s3(cause),
-        FindError::Unreadable { .. } => Code::FailedPrecondition,
+        LookupError::Credentials(_) => Code::Unauthenticated,
+        LookupError::DeadlineExceeded => Code::DeadlineExceeded,
+        LookupError::Read { cause } => of_s3(cause),
+        LookupError::Unreadable { .. } => Code::FailedPrecondition,
     };
     Status::new(code, Chain(error).to_string())
 }
 
 fn of_s3(error: &S3Error) -> Code {
     match error.kind {
-        Kind::UnknownKeys => Code::Unauthenticated,
-        Kind::Denied => Code::PermissionDenied,
-        Kind::NoSuchBucket | Kind::NoSuchKey => Code::NotFound,
-        Kind::Foreign | Kind::OwnedBefore | Kind::Taken => Code::AlreadyExists,
-        Kind::NotEmpty | Kind::NotSupported => Code::FailedPrecondition,
-        Kind::Invalid => Code::InvalidArgument,
-        Kind::TooMany => Code::ResourceExhausted,
-        Kind::Busy | Kind::Unreachable => Code::Unavailable,
-        Kind::Late => Code::DeadlineExceeded,
-        Kind::Other => Code::Internal,
+        S3ErrorKind::UnknownKeys => Code::Unauthenticated,
+        S3ErrorKind::Denied => Code::PermissionDenied,
+        S3ErrorKind::NoSuchBucket | S3ErrorKind::NoSuchKey => Code::NotFound,
+        S3ErrorKind::OwnedByAnotherAccount | S3ErrorKind::AlreadyOwned | S3ErrorKind::KeyExists => Code::AlreadyExists,
+        S3ErrorKind::NotEmpty | S3ErrorKind::NotSupported => Code::FailedPrecondition,
+        S3ErrorKind::Invalid => Code::InvalidArgument,
+        S3ErrorKind::TooManyBuckets => Code::ResourceExhausted,
+        S3ErrorKind::Busy | S3ErrorKind::Unreachable => Code::Unavailable,
+        S3ErrorKind::Timeout => Code::DeadlineExceeded,
+        S3ErrorKind::Other => Code::Internal,
     }
 }
 
@@ -107,7 +108,7 @@ pub fn capabilities_missing() -> Status {
     Status::invalid_argument("volume capabilities are required")
 }
 
-pub fn not_found(error: &ForeignId) -> Status {
+pub fn not_found(error: &UnknownVolumeId) -> Status {
     Status::not_found(Chain(error).to_string())
 }
 
@@ -118,14 +119,15 @@ pub fn no_such_volume(id: &str) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::provision::error::CredentialsError;
 
     /// What external-provisioner v5.1.0 does after `CreateVolume` failed (`checkError` in pkg/controller/controller.go).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Fate {
         Success,
-        /// It asks again until it hears a final answer, also if the claim was deleted meanwhile.
+        /// Retried until there is a final answer, also if the claim was deleted meanwhile.
         InBackground,
-        /// Nothing exists, as far as it is concerned. It asks again only while the claim is there, ever more rarely.
+        /// Nothing exists. Retried with back-off while the claim exists.
         Final,
     }
 
@@ -150,26 +152,26 @@ mod tests {
         }
     }
 
-    fn s3(kind: Kind) -> S3Error {
-        S3Error { operation: "CreateBucket", bucket: "b".to_owned(), kind, said: "no".to_owned(), code: None }
+    fn s3(kind: S3ErrorKind) -> S3Error {
+        S3Error { operation: "CreateBucket", bucket: "b".to_owned(), kind, message: "no".to_owned(), code: None }
     }
 
-    const KINDS: [Kind; 15] = [
-        Kind::UnknownKeys,
-        Kind::Denied,
-        Kind::NoSuchBucket,
-        Kind::NoSuchKey,
-        Kind::Foreign,
-        Kind::OwnedBefore,
-        Kind::NotEmpty,
-        Kind::Taken,
-        Kind::NotSupported,
-        Kind::Invalid,
-        Kind::TooMany,
-        Kind::Busy,
-        Kind::Unreachable,
-        Kind::Late,
-        Kind::Other,
+    const KINDS: [S3ErrorKind; 15] = [
+        S3ErrorKind::UnknownKeys,
+        S3ErrorKind::Denied,
+        S3ErrorKind::NoSuchBucket,
+        S3ErrorKind::NoSuchKey,
+        S3ErrorKind::OwnedByAnotherAccount,
+        S3ErrorKind::AlreadyOwned,
+        S3ErrorKind::NotEmpty,
+        S3ErrorKind::KeyExists,
+        S3ErrorKind::NotSupported,
+        S3ErrorKind::Invalid,
+        S3ErrorKind::TooManyBuckets,
+        S3ErrorKind::Busy,
+        S3ErrorKind::Unreachable,
+        S3ErrorKind::Timeout,
+        S3ErrorKind::Other,
     ];
 
     #[test]
@@ -180,30 +182,32 @@ mod tests {
     }
 
     #[test]
-    fn only_what_passes_by_itself_is_asked_for_again_and_again() {
+    fn only_transient_errors_are_retried_in_the_background() {
         for kind in KINDS {
             let status = of_create(&CreateError::Bucket { cause: s3(kind) });
-            let expected = if kind.passes() { Fate::InBackground } else { Fate::Final };
+            let expected = if kind.is_transient() { Fate::InBackground } else { Fate::Final };
             assert_eq!(fate(status.code()), expected, "{kind:?} is {:?}", status.code());
             assert_eq!(of_delete(&DeleteError::Bucket { cause: s3(kind) }).code(), status.code());
-            assert_eq!(of_find(&FindError::Look { cause: s3(kind) }).code(), status.code());
+            assert_eq!(of_lookup(&LookupError::Read { cause: s3(kind) }).code(), status.code());
         }
-        for passing in [CreateError::Busy, CreateError::Late] {
+        for passing in [CreateError::Busy, CreateError::DeadlineExceeded] {
             assert_eq!(fate(of_create(&passing).code()), Fate::InBackground, "{passing}");
         }
         let bucket = || "b".to_owned();
         for useless in [
-            CreateError::NoKeys,
-            CreateError::ForeignBucket { bucket: bucket(), cause: s3(Kind::Foreign) },
-            CreateError::NotMarked { bucket: bucket() },
+            CreateError::Credentials(CredentialsError::Missing),
+            CreateError::OtherBucket { bucket: bucket(), other: bucket() },
+            CreateError::ForeignBucket { bucket: bucket(), cause: s3(S3ErrorKind::OwnedByAnotherAccount) },
+            CreateError::NoMetadata { bucket: bucket() },
             CreateError::PrefixNotEmpty { bucket: bucket(), prefix: "a/".to_owned() },
-            CreateError::NoSharedBucket { cause: s3(Kind::NoSuchBucket) },
+            CreateError::NoSharedBucket { cause: s3(S3ErrorKind::NoSuchBucket) },
             CreateError::Overlap { bucket: bucket(), prefix: "a/".to_owned(), other: "other".to_owned() },
         ] {
             assert_eq!(fate(of_create(&useless).code()), Fate::Final, "{useless}");
         }
         for useless in [
-            DeleteError::NoKeys,
+            DeleteError::Credentials(CredentialsError::SecretRequired),
+            DeleteError::Credentials(CredentialsError::ForeignEndpoint { endpoint: bucket() }),
             DeleteError::Foreign { bucket: bucket() },
             DeleteError::NotEmpty { place: bucket(), what: "x".to_owned() },
         ] {

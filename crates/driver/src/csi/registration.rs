@@ -1,6 +1,6 @@
 //! Kubelet's plugin registration: kubelet finds our socket in `plugins_registry` and asks who we are. No sidecar needed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -10,14 +10,14 @@ use super::registration_proto::registration_server::Registration as Service;
 use super::registration_proto::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 use crate::metrics::NodeMetrics;
 
-/// What kubelet is told.
+/// The answers to kubelet's plugin registration.
 #[derive(Clone)]
 pub struct Registration {
     pub socket: PathBuf,
     pub driver_name: String,
     /// The CSI socket as kubelet sees it.
     pub endpoint: PathBuf,
-    /// Told whether kubelet has registered us.
+    /// Set when kubelet has registered the driver.
     pub acknowledged: watch::Sender<bool>,
     pub metrics: Arc<NodeMetrics>,
 }
@@ -26,12 +26,7 @@ pub struct Registration {
 impl Service for Registration {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
         tracing::debug!("kubelet asked for the plugin's registration");
-        Ok(Response::new(PluginInfo {
-            r#type: "CSIPlugin".to_owned(),
-            name: self.driver_name.clone(),
-            endpoint: self.endpoint.display().to_string(),
-            supported_versions: vec!["1.0.0".to_owned()],
-        }))
+        Ok(Response::new(plugin_info(&self.driver_name, &self.endpoint)))
     }
 
     async fn notify_registration_status(
@@ -44,10 +39,20 @@ impl Service for Registration {
         if plugin_registered {
             tracing::info!(driver = %self.driver_name, "registered with kubelet");
         } else {
-            // Kubelet asks again by itself; this line tells why the driver is missing from the CSINode object until then.
+            // kubelet retries; until then this line says why the driver is missing from the CSINode object.
             tracing::error!(driver = %self.driver_name, %error, "kubelet refused the registration");
         }
         Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+/// What kubelet's plugin manager expects of a CSI driver.
+pub fn plugin_info(driver_name: &str, endpoint: &Path) -> PluginInfo {
+    PluginInfo {
+        r#type: "CSIPlugin".to_owned(),
+        name: driver_name.to_owned(),
+        endpoint: endpoint.display().to_string(),
+        supported_versions: vec!["1.0.0".to_owned()],
     }
 }
 

@@ -16,7 +16,8 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 
-use super::health::{self, Figures};
+use super::admission::Admission;
+use super::health::{self, MetricsPage};
 use super::identity::{IdentityService, Serves};
 use super::node::NodeService;
 use super::proto::identity_server::IdentityServer;
@@ -41,14 +42,14 @@ pub struct Server {
     pub csi_socket: PathBuf,
     pub registration: Option<Registration>,
     pub health_address: Option<SocketAddr>,
-    pub figures: Arc<Figures>,
+    pub metrics_page: Arc<MetricsPage>,
 }
 
 impl Server {
     /// Serves until `shutdown` completes and the calls in flight have ended.
     pub async fn run(self, shutdown: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
-        let Self { driver_name, node_id, node, csi_socket, registration, health_address, figures } = self;
-        let metrics = figures.metrics.clone();
+        let Self { driver_name, node_id, node, csi_socket, registration, health_address, metrics_page } = self;
+        let metrics = metrics_page.metrics().clone();
         let csi = listen_at(&csi_socket)?;
         let health = match health_address {
             Some(address) => {
@@ -57,7 +58,7 @@ impl Server {
                     .with_context(|| format!("failed to listen on {address} for /healthz and /metrics"))?;
                 let address = listener.local_addr().unwrap_or(address);
                 tracing::info!(%address, "serving /healthz and /metrics");
-                Some(tokio::spawn(health::serve(listener, csi_socket.clone(), figures)))
+                Some(tokio::spawn(health::serve(listener, csi_socket.clone(), metrics_page)))
             }
             None => None,
         };
@@ -69,8 +70,13 @@ impl Server {
                     serves: Serves::Node,
                 }))
                 .add_service(
-                    NodeServer::new(NodeService { node_id: node_id.clone(), node: node.clone(), metrics })
-                        .max_decoding_message_size(MAX_REQUEST_BYTES),
+                    NodeServer::new(NodeService {
+                        node_id: node_id.clone(),
+                        node: node.clone(),
+                        metrics,
+                        admission: Admission::default(),
+                    })
+                    .max_decoding_message_size(MAX_REQUEST_BYTES),
                 )
                 .serve_with_incoming_shutdown(UnixListenerStream::new(csi), ended(stopped.clone())),
         );
@@ -145,7 +151,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Binds a socket that is never reachable for anybody but root, replacing one that a dead predecessor left.
+/// Binds a socket that only root can connect to, replacing one that a dead process left.
 pub(super) fn listen_at(path: &Path) -> anyhow::Result<UnixListener> {
     let directory = path.parent().context("the socket has no directory")?;
     fs::create_dir_all(directory)

@@ -1,12 +1,13 @@
 //! Errors to gRPC codes, without `_`: a new error does not compile until someone chose its code.
 
+use s3csi_core::FailureCode;
 use s3csi_core::chain::Chain;
-use s3csi_core::engine_words::Cause;
 use s3csi_core::publish::InvalidPublish;
 use tonic::{Code, Status};
 
 use crate::node::assignment::AssignmentError;
 use crate::node::error::{PublishError, UnpublishError};
+use crate::node::health::HealthError;
 use crate::node::source::SourceError;
 use crate::node::strategies::systemd::UnitError;
 use crate::systemd::SystemdError;
@@ -20,10 +21,13 @@ pub fn of_publish(error: &PublishError) -> Status {
         }
         PublishError::NoDriverKeys { .. } => Code::Unauthenticated,
         PublishError::Credentials { .. }
+        | PublishError::Cache { .. }
         | PublishError::Look { .. }
         | PublishError::Bind { .. }
         | PublishError::Target { .. } => Code::Internal,
-        PublishError::MounterDirectory { .. } | PublishError::NotServed { .. } => Code::Unavailable,
+        PublishError::MounterDirectory { .. } | PublishError::NotServed { .. } | PublishError::Silent { .. } => {
+            Code::Unavailable
+        }
         PublishError::Assignment { cause, .. } => of_assignment(cause),
         PublishError::SourceBusy { .. } => Code::DeadlineExceeded,
         PublishError::ForeignMount { .. } => Code::FailedPrecondition,
@@ -48,6 +52,7 @@ fn of_invalid(invalid: &InvalidPublish) -> Code {
         | InvalidPublish::ReadOnlyWithValue { .. }
         | InvalidPublish::OwnedByRoot { .. }
         | InvalidPublish::Prefix { .. }
+        | InvalidPublish::ReservedPrefix { .. }
         | InvalidPublish::PrefixTwice
         | InvalidPublish::Endpoint { .. }
         | InvalidPublish::EndpointWithoutSecret
@@ -56,10 +61,10 @@ fn of_invalid(invalid: &InvalidPublish) -> Code {
     }
 }
 
-/// All of these pass when somebody else has done his part, so kubelet tries again.
+/// All of these resolve when another component has done its part, so kubelet retries.
 fn of_assignment(error: &AssignmentError) -> Code {
     match error {
-        AssignmentError::Blind { .. }
+        AssignmentError::NotSynced { .. }
         | AssignmentError::NotAssigned { .. }
         | AssignmentError::Gone { .. }
         | AssignmentError::NotScheduled { .. }
@@ -76,8 +81,10 @@ fn of_source(error: &SourceError) -> Code {
         | SourceError::MounterGone
         | SourceError::HandOver { .. }
         | SourceError::Vanished { .. }
+        | SourceError::Silent { .. }
+        | SourceError::Unserved { .. }
         | SourceError::Unknown { .. } => Code::Unavailable,
-        SourceError::Engine { words, .. } => of_engine(words),
+        SourceError::Engine { failure } => of_engine(failure.code),
         SourceError::NoAnswer => Code::DeadlineExceeded,
         SourceError::ForeignMount { .. } => Code::FailedPrecondition,
         SourceError::Look { .. }
@@ -87,14 +94,15 @@ fn of_source(error: &SourceError) -> Code {
     }
 }
 
-fn of_engine(words: &str) -> Code {
-    match s3csi_core::engine_words::cause(words) {
-        Cause::UnknownKey | Cause::NoCredentials => Code::Unauthenticated,
-        Cause::Forbidden => Code::PermissionDenied,
-        Cause::NoSuchBucket => Code::NotFound,
-        Cause::Unreachable | Cause::Certificate => Code::Unavailable,
-        Cause::BadArguments => Code::InvalidArgument,
-        Cause::Other => Code::Internal,
+fn of_engine(code: FailureCode) -> Code {
+    match code {
+        FailureCode::UnknownKey | FailureCode::NoCredentials => Code::Unauthenticated,
+        FailureCode::Forbidden => Code::PermissionDenied,
+        FailureCode::NoSuchBucket => Code::NotFound,
+        FailureCode::Unreachable | FailureCode::Certificate => Code::Unavailable,
+        FailureCode::InvalidResponse => Code::FailedPrecondition,
+        FailureCode::BadArguments => Code::InvalidArgument,
+        FailureCode::Other => Code::Internal,
     }
 }
 
@@ -103,14 +111,13 @@ fn of_unit(error: &UnitError) -> Code {
         UnitError::Systemd { cause } => match cause {
             SystemdError::Unreachable { .. } => Code::Unavailable,
             SystemdError::NoAnswer { .. } => Code::DeadlineExceeded,
-            SystemdError::Refused { .. }
-            | SystemdError::OddAnswer { .. }
-            | SystemdError::Terminal { .. }
-            | SystemdError::Random { .. } => Code::Internal,
+            SystemdError::Refused { .. } | SystemdError::InvalidAnswer { .. } | SystemdError::Terminal { .. } => {
+                Code::Internal
+            }
         },
         // systemd ended a start that took too long; the engine may not have said a word.
         UnitError::Engine { ended, .. } if ended.result.as_deref() == Some("timeout") => Code::DeadlineExceeded,
-        UnitError::Engine { words, .. } => of_engine(words),
+        UnitError::Engine { failure, .. } => of_engine(failure.code),
         UnitError::NoAnswer { .. } | UnitError::Reloaded { .. } => Code::Unavailable,
         UnitError::InUse { .. } => Code::FailedPrecondition,
         UnitError::Umount { .. } | UnitError::Host { .. } => Code::Internal,
@@ -130,6 +137,15 @@ pub fn of_unpublish(error: &UnpublishError) -> Status {
         | UnpublishError::Unmount { .. }
         | UnpublishError::Remove { .. }
         | UnpublishError::Forget { .. } => Code::Internal,
+    };
+    Status::new(code, Chain(error).to_string())
+}
+
+pub fn of_health(error: &HealthError) -> Status {
+    let code = match error {
+        HealthError::VolumeIdMissing | HealthError::PathMissing => Code::InvalidArgument,
+        HealthError::NotMounted { .. } => Code::NotFound,
+        HealthError::Look { .. } => Code::Internal,
     };
     Status::new(code, Chain(error).to_string())
 }

@@ -1,5 +1,5 @@
-//! Who uses files beneath a path, as far as `/proc` shows it to us. Only names are read: no file system is asked, so a dead or hung
-//! one cannot stop us. Processes of other mount namespaces know the files by other names and are not found.
+//! Processes that have files open beneath a path, found through `/proc`. Only link names are read, so a dead or unresponsive
+//! file system cannot block the search. Processes in other mount namespaces use other paths and are not found.
 
 use std::fs;
 use std::path::Path;
@@ -7,11 +7,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Instant;
 
-/// More than these are not read by anybody.
+/// Enough for an error message.
 const MOST: usize = 10;
 
-/// `name (process id)`, each process once; what was found until the deadline. The kernel lets us wait for a process that is
-/// stuck in execve, so the search has a thread of its own, which is left behind.
+/// `name (process ID)` of each process found before the deadline. Reading `/proc` blocks on a process that is stuck in execve,
+/// so the search runs on its own thread, which is abandoned at the deadline.
 pub fn holders(path: &Path, deadline: Instant) -> Vec<String> {
     let (sender, found) = mpsc::channel();
     let path = path.to_owned();
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_has_a_file_open_is_found() {
+    fn a_process_with_an_open_file_is_found() {
         let directory = tempfile::tempdir().unwrap();
         let _file = fs::File::create(directory.path().join("file")).unwrap();
         let found = holders(directory.path(), Instant::now() + Duration::from_mins(2));
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_found_where_nobody_is_and_never_later_than_asked_for() {
+    fn an_unused_directory_has_no_holders_and_the_deadline_holds() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(holders(directory.path(), Instant::now() + Duration::from_millis(200)), [""; 0]);
     }

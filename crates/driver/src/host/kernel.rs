@@ -19,24 +19,23 @@ use rustix::mount::{
     mount_remount, move_mount, open_tree, unmount,
 };
 use rustix::thread::UnshareFlags;
-use s3csi_mounter::read_ahead;
+use s3csi_core::mountinfo::OUR_SOURCE;
+use s3csi_handoff::read_ahead;
 
 use super::probe::Prober;
-use super::table::OUR_SOURCE;
 use super::{Access, Device, FuseOptions, Host, HostError, MountTable, Probe};
 
-/// What every mount of ours has: a bucket holds no device files and no programs that change the user.
+/// Flags of every mount: a bucket holds no device files and no set-user-ID programs.
 const FLAGS: MountFlags = MountFlags::NODEV.union(MountFlags::NOSUID).union(MountFlags::NOATIME);
 
-/// How often the mount table is read anew because it changed meanwhile. After that the last text is taken as it is: since
-/// Linux 5.8 it has every mount that stayed where it was, and the others were about to change anyway.
+/// How often the mount table is read again because it changed while it was read. After that the last text is used: since
+/// Linux 5.8 it contains every mount that did not change meanwhile.
 const TABLE_ATTEMPTS: u32 = 20;
 
-/// Where the kernel shows one directory per FUSE connection, if somebody mounted `fusectl` there. Containers often
-/// have none.
+/// The mount point of `fusectl`, with one directory per FUSE connection. Often not mounted in containers.
 const FUSE_CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// The machine itself. Needs root, `/proc` and Linux 5.8.
+/// The real kernel. Needs root, `/proc` and Linux 5.8.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     prober: Prober,
@@ -48,14 +47,14 @@ impl Kernel {
         Self::with_fuse_control(FUSE_CONNECTIONS)
     }
 
-    /// With `fusectl` mounted at another place than usual, or nowhere.
+    /// With another mount point of `fusectl`, or none.
     pub fn with_fuse_control(directory: impl Into<PathBuf>) -> Self {
         Self { prober: Prober::default(), fuse_control: directory.into() }
     }
 
-    /// How many probes still wait for their file system.
+    /// The number of probes that still wait for their file system.
     pub fn probes_in_flight(&self) -> usize {
-        self.prober.asking()
+        self.prober.in_flight()
     }
 }
 
@@ -66,7 +65,7 @@ impl Default for Kernel {
 }
 
 impl Host for Kernel {
-    /// The kernel writes this from its own lists; no file system is asked.
+    /// Generated from kernel data structures; no file system is accessed.
     fn mount_table(&self) -> Result<MountTable, HostError> {
         let failed = |cause: io::Error| HostError::ReadTable { cause };
         let mut file = File::open("/proc/self/mountinfo").map_err(failed)?;
@@ -75,23 +74,23 @@ impl Host for Kernel {
             text.clear();
             file.rewind().map_err(failed)?;
             file.read_to_end(&mut text).map_err(failed)?;
-            // The text comes page by page, and a mount may come or go between two pages. The kernel counts changes,
-            // and reports one here if the count is not what it was at open or at the last question.
+            // The text is read in pages, and mounts may change between two pages. poll(2) reports whether the table
+            // changed since the file was opened or last polled.
             if !has_changed(&file).map_err(failed)? {
                 break;
             }
         }
-        MountTable::parse(&text).map_err(|cause| HostError::OddTable { cause })
+        MountTable::parse(&text).map_err(|cause| HostError::InvalidTable { cause })
     }
 
-    /// Only the directory above is walked to, and our mounts are never inside one another.
+    /// Only the parent directory is resolved, and our mounts are never nested.
     fn resolve(&self, path: &Path) -> Result<PathBuf, HostError> {
         let failed = |cause: io::Error| HostError::Resolve { path: path.to_owned(), cause };
         let (parent, name) = open_parent(path).map_err(failed)?;
         Ok(location(&parent).map_err(failed)?.join(name))
     }
 
-    /// A new FUSE mount sends INIT and does not wait for the answer; the root's attributes are made up by the kernel.
+    /// A new FUSE mount sends INIT without waiting for the reply; the kernel makes up the attributes of the root.
     fn mount_fuse(&self, at: &Path, options: &FuseOptions) -> Result<OwnedFd, HostError> {
         let FuseOptions { access, allow_other } = *options;
         let failed = |cause: io::Error| HostError::MountFuse { at: at.to_owned(), cause };
@@ -111,7 +110,7 @@ impl Host for Kernel {
         Ok(fuse)
     }
 
-    /// A bind is a new entry in the kernel's tree for a root that is already known; the file system is not asked.
+    /// A bind mount only adds an entry to the kernel's mount tree; the file system is not accessed.
     fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError> {
         let failed =
             |cause: io::Error| HostError::Bind { source_path: source.to_owned(), target: target.to_owned(), cause };
@@ -120,25 +119,25 @@ impl Host for Kernel {
             Access::ReadOnly => read_only_copy(source).map_err(failed)?,
             Access::ReadWrite => copy(source).map_err(|it| failed(it.into()))?,
         };
-        // One step, so there is no half-made bind to clean up after an error or a crash: until here the copy hangs
-        // nowhere and vanishes with its descriptor.
+        // Attached in one step, so an error or a crash leaves nothing behind: until here the detached copy vanishes with
+        // its descriptor.
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(&tree, "", &directory, "", flags).map_err(|it| failed(it.into()))
     }
 
-    /// Without `MNT_FORCE` nothing is sent to the server, which learns of the end when its descriptor reports it.
+    /// Without `MNT_FORCE` the kernel sends nothing to the server.
     fn unmount(&self, at: &Path) -> Result<(), HostError> {
-        remove_mount(at, UnmountFlags::NOFOLLOW)
+        self.remove_mount(at, UnmountFlags::NOFOLLOW)
     }
 
-    /// As `unmount`; what is still open is closed later, by whoever holds it.
+    /// As `unmount`; open files stay open until their owners close them.
     fn detach(&self, at: &Path) -> Result<(), HostError> {
-        remove_mount(at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
+        self.remove_mount(at, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
     }
 
-    /// Both ways end the connection inside the kernel, whatever its server does.
+    /// Both ways abort the connection inside the kernel, whatever its server does.
     fn abort(&self, device: Device) -> Result<(), HostError> {
-        // FUSE file systems on a block device (`fuseblk`) have another major number, and are none of our business.
+        // FUSE file systems on a block device (`fuseblk`) have another major number and are never ours.
         if device.major == 0 && self.abort_by_control_file(device)? {
             return Ok(());
         }
@@ -148,7 +147,7 @@ impl Host for Kernel {
             return Ok(());
         }
         for mount in mounts {
-            // The path may lead to another mount, on top of this one or of a directory above.
+            // Another mount may cover this one or one of its parents.
             let Ok(root) = open_directory(&mount.at) else { continue };
             if mount_id(&root).is_ok_and(|it| it == mount.id) {
                 return abort_by_force(&root).map_err(|cause| HostError::Abort { device, cause });
@@ -157,13 +156,13 @@ impl Host for Kernel {
         Err(HostError::AbortHidden { device })
     }
 
-    /// A number that the kernel keeps for each file system; the server is not asked.
-    fn read_far_ahead(&self, device: Device) -> Result<(), HostError> {
+    /// A setting of the kernel for each file system; the server is not involved.
+    fn set_read_ahead(&self, device: Device) -> Result<(), HostError> {
         let Device { major, minor } = device;
         read_ahead::extend(major, minor).map_err(|cause| HostError::ReadAhead { device, cause })
     }
 
-    /// The one call that asks the file system, so it has a thread of its own and a deadline.
+    /// The only call that accesses the file system, so it runs on its own thread with a deadline.
     fn probe(&self, at: &Path, deadline: Instant) -> Probe {
         self.prober.probe(at, deadline)
     }
@@ -181,7 +180,7 @@ impl Host for Kernel {
         }
     }
 
-    /// As for mkdir; a name with a mount on it is refused before the file system is asked.
+    /// As for mkdir; a mount point is refused before its file system is accessed.
     fn remove_directory(&self, path: &Path) -> Result<(), HostError> {
         match rmdir(path) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -192,6 +191,19 @@ impl Host for Kernel {
 }
 
 impl Kernel {
+    fn remove_mount(&self, at: &Path, flags: UnmountFlags) -> Result<(), HostError> {
+        match unmount(at, flags) {
+            Ok(()) => Ok(()),
+            // Nothing is mounted where the path leads to. A mount that the table shows there is hidden.
+            Err(Errno::INVAL | Errno::NOENT) => match self.mount_table()?.at(at) {
+                Some(mount) => Err(HostError::Hidden { at: at.to_owned(), device: mount.device }),
+                None => Ok(()),
+            },
+            Err(Errno::BUSY) => Err(HostError::Busy { at: at.to_owned() }),
+            Err(errno) => Err(HostError::Unmount { at: at.to_owned(), cause: errno.into() }),
+        }
+    }
+
     /// Returns whether there was a control file for the connection.
     fn abort_by_control_file(&self, device: Device) -> Result<bool, HostError> {
         let file = self.fuse_control.join(device.minor.to_string()).join("abort");
@@ -200,38 +212,38 @@ impl Kernel {
                 file.write_all(b"1").map_err(|cause| HostError::Abort { device, cause })?;
                 Ok(true)
             }
-            // No fusectl, or one that may not be written to: there is another way.
+            // No fusectl, or not writable: the caller uses MNT_FORCE.
             Err(_) => Ok(false),
         }
     }
 }
 
 fn has_changed(table: &File) -> io::Result<bool> {
-    let mut question = [PollFd::new(table, PollFlags::PRI)];
-    poll(&mut question, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-    Ok(question[0].revents().intersects(PollFlags::PRI | PollFlags::ERR))
+    let mut polled = [PollFd::new(table, PollFlags::PRI)];
+    poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+    Ok(polled[0].revents().intersects(PollFlags::PRI | PollFlags::ERR))
 }
 
-/// `O_PATH` opens the name and not the file: a FUSE server gets no request, and the kernel knows from the mount that
-/// its root is a directory.
+/// `O_PATH` does not open the file, so a FUSE server gets no request; the kernel knows that the root of a mount is a
+/// directory.
 fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
     open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// A directory to mount on. What is mounted there already would only be hidden, so it is refused.
+/// Opens a directory to mount on. A mount point is refused, because its mount would be hidden.
 fn open_vacant(path: &Path) -> Result<OwnedFd, HostError> {
     let failed = |cause: io::Error| HostError::OpenDirectory { path: path.to_owned(), cause };
     let (parent, name) = open_parent(path).map_err(failed)?;
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = openat(&parent, name, flags, Mode::empty()).map_err(|it| failed(it.into()))?;
-    // A directory belongs to the same mount as the one above it, unless something is mounted on it.
+    // A directory is on the same mount as its parent, unless it is a mount point.
     if mount_id(&directory).map_err(failed)? != mount_id(&parent).map_err(failed)? {
         return Err(HostError::Occupied { at: path.to_owned() });
     }
     Ok(directory)
 }
 
-/// The directory above a path, links in it followed, and the last component.
+/// The parent directory of a path, with links resolved, and the last component.
 fn open_parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidFilename.into());
@@ -240,7 +252,7 @@ fn open_parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
     Ok((open(parent, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?, name))
 }
 
-/// A path which leads to what the descriptor refers to, however often the real path changes its meaning meanwhile.
+/// A path to the file that a descriptor refers to, independent of its real path.
 pub(super) fn by_descriptor(descriptor: impl AsFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", descriptor.as_fd().as_raw_fd()))
 }
@@ -250,7 +262,7 @@ fn location(descriptor: impl AsFd) -> io::Result<PathBuf> {
     Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
 }
 
-/// Which mount a descriptor refers to. `/proc` knows that without asking the file system.
+/// The ID of the mount that a descriptor refers to, from `/proc`; the file system is not accessed.
 fn mount_id(descriptor: impl AsFd) -> io::Result<u64> {
     let number = descriptor.as_fd().as_raw_fd();
     let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}"))?;
@@ -263,7 +275,7 @@ fn mount_id(descriptor: impl AsFd) -> io::Result<u64> {
 fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
     let mode = Mode::from_raw_mode(mode);
     match mkdir(path, mode) {
-        // The umask may have taken bits away. The directory is new and ours, so nothing is mounted on it yet.
+        // The umask may have cleared bits. The directory is new, so nothing is mounted on it yet.
         Ok(()) => Ok(chmod(path, mode)?),
         Err(Errno::EXIST) if is_directory(path)? => Ok(()),
         Err(Errno::EXIST) => Err(Errno::NOTDIR.into()),
@@ -271,14 +283,14 @@ fn make_directory(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// `DONT_SYNC`: the type of a mount's root is known to the kernel, so a silent server is not asked.
+/// `DONT_SYNC`: the kernel knows the type of the root of a mount, so the server gets no request.
 fn is_directory(path: &Path) -> io::Result<bool> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW;
     let found = statx(CWD, path, flags, StatxFlags::TYPE)?;
     Ok(FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory)
 }
 
-/// A mount like the one at `source`, hanging nowhere yet.
+/// A detached copy of the mount at `source`.
 fn copy(source: &Path) -> Result<OwnedFd, Errno> {
     let root = open_directory(source)?;
     open_tree(
@@ -292,9 +304,9 @@ fn copy(source: &Path) -> Result<OwnedFd, Errno> {
 ///
 /// The usual way, a bind followed by a remount, has two faults. A crash between the two leaves a writable bind; and a
 /// remount does not propagate, so where kubelet's directory is shared between the plugin's container and the host,
-/// the host (and with it the workload) would keep the writable one. Hence the mount must be read-only before it
-/// appears. With no safe call for `mount_setattr` at hand, it is prepared in a mount namespace which only a thread
-/// of its own can see, and which goes when that thread ends.
+/// the host (and with it the workload) keeps the writable one. Hence the mount must be read-only before it is attached.
+/// There is no safe wrapper for `mount_setattr`, so the copy is prepared in the private mount namespace of a short-lived
+/// thread.
 fn read_only_copy(source: &Path) -> io::Result<OwnedFd> {
     let source = source.to_owned();
     let thread = thread::Builder::new().name("read-only-bind".to_owned()).spawn(move || {
@@ -313,17 +325,8 @@ fn enter_private_namespace() -> Result<(), Errno> {
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
 }
 
-fn remove_mount(at: &Path, flags: UnmountFlags) -> Result<(), HostError> {
-    match unmount(at, flags) {
-        // EINVAL is the answer for a path where nothing is mounted.
-        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
-        Err(Errno::BUSY) => Err(HostError::Busy { at: at.to_owned() }),
-        Err(errno) => Err(HostError::Unmount { at: at.to_owned(), cause: errno.into() }),
-    }
-}
-
-/// `MNT_FORCE` aborts the connection before it looks whether the mount is in use. It is, by the descriptor held here,
-/// so the mount itself stays, as it does after the other way of aborting.
+/// `MNT_FORCE` aborts the connection before the kernel checks whether the mount is in use. The descriptor held here keeps it
+/// in use, so the mount itself stays, as it does after an abort through fusectl.
 fn abort_by_force(root: &OwnedFd) -> io::Result<()> {
     match unmount(by_descriptor(root), UnmountFlags::FORCE) {
         Ok(()) | Err(Errno::BUSY) => Ok(()),

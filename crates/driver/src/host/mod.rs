@@ -1,7 +1,7 @@
-//! The privileged room: the only place that calls mount(2) and its relatives, and the one that opens files in
-//! directories we do not trust. It knows nothing about volumes, workloads or CSI.
+//! The privileged module: the only one that calls mount(2) and related system calls, and the only one that opens files in
+//! directories that others may write to. It knows nothing about volumes, workloads or CSI.
 //!
-//! Nothing in here may hang. A FUSE file system answers only when its server does, so every call either never reaches
+//! Nothing in here may block forever. A FUSE file system answers only when its server does, so a call either never reaches
 //! the file system (each says why) or goes through [`Host::probe`], which has a deadline.
 
 use std::fmt;
@@ -10,25 +10,24 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+pub use s3csi_core::mountinfo::{Device, InvalidLine, Mount, MountTable};
 pub use s3csi_core::publish::Access;
 
-pub use self::files::{Beneath, FilesError};
 pub use self::holders::holders;
 pub use self::kernel::Kernel;
-pub use self::table::{Device, Mount, MountTable, OddLine};
+pub use self::safe_dir::{SafeDir, SafeDirError};
 
-pub mod files;
+#[doc(hidden)]
+pub mod fake;
 mod holders;
 mod kernel;
 mod probe;
-mod table;
-#[doc(hidden)]
-pub mod twin;
+mod safe_dir;
 
-/// What the node needs from the machine below it: [`Kernel`] in the product, [`twin::Scripted`] for failures which a
-/// kernel does not produce on demand.
+/// What the node needs from the machine: [`Kernel`] in production, [`fake::FakeHost`] for failures that a kernel does not
+/// produce on demand.
 ///
-/// All calls block, but not for long; only `probe` waits for somebody else, and it has a deadline.
+/// All calls block briefly; only `probe` waits for another process, and it has a deadline.
 pub trait Host: Send + Sync + 'static {
     /// Every mount of our mount namespace, read consistently.
     fn mount_table(&self) -> Result<MountTable, HostError>;
@@ -37,63 +36,67 @@ pub trait Host: Send + Sync + 'static {
     /// resolved. The last component may be missing, and is not followed when it is a link.
     fn resolve(&self, path: &Path) -> Result<PathBuf, HostError>;
 
-    /// Mount a new FUSE connection at an existing directory where nothing is mounted yet. Whoever reads the returned
-    /// descriptor serves it; until somebody does, every access to the directory blocks. When the last copy of it is
-    /// closed, the mount stays and is [`Probe::Dead`].
+    /// Mount a new FUSE connection at an existing directory where nothing is mounted yet. The process that reads the
+    /// returned descriptor serves it; until then every access to the directory blocks. When the last copy of the
+    /// descriptor is closed, the mount stays and is [`Probe::Dead`].
     fn mount_fuse(&self, at: &Path, options: &FuseOptions) -> Result<OwnedFd, HostError>;
 
-    /// Show `source` at `target`, an existing directory where nothing is mounted yet. A read-only bind appears
-    /// read-only at once, also in the mount namespaces that receive it by propagation.
+    /// Bind-mount `source` to `target`, an existing directory where nothing is mounted yet. A read-only bind is
+    /// read-only from the start, also in the mount namespaces that it propagates to.
     fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError>;
 
-    /// Remove the topmost mount at a path. Nothing mounted or no such path: there is nothing to do. A mount with open
-    /// files is [`HostError::Busy`] and stays as it was.
+    /// Remove the topmost mount at a path. Nothing mounted or no such path is success. A mount with open files is
+    /// [`HostError::Busy`] and stays; one that cannot be reached by its path is [`HostError::Hidden`].
     fn unmount(&self, at: &Path) -> Result<(), HostError>;
 
     /// Remove the topmost mount at a path from the tree even if it is in use. Open files go on working for as long
     /// as the file system itself does.
     fn detach(&self, at: &Path) -> Result<(), HostError>;
 
-    /// End a FUSE connection: whoever waits for it gets an error now. Its mounts stay in the table, dead.
-    /// A connection that is mounted nowhere any more needs no end.
+    /// Abort a FUSE connection: pending requests fail now. Its mounts stay in the table, dead. A connection that is no
+    /// longer mounted anywhere is success.
     ///
-    /// Who waited uses the mount for a moment longer, so `detach` comes next and not `unmount`.
+    /// Processes with failed requests use the mount for a moment longer, so call `detach` next and not `unmount`.
     fn abort(&self, device: Device) -> Result<(), HostError>;
 
-    /// Let the kernel read far ahead of those who read a file of this FUSE file system in order. Somebody must serve it already.
-    fn read_far_ahead(&self, device: Device) -> Result<(), HostError>;
+    /// Raise the read-ahead of this FUSE file system, which must already be served.
+    fn set_read_ahead(&self, device: Device) -> Result<(), HostError>;
 
-    /// Ask the file system at a path for the attributes of its root, waiting until `deadline` at most.
+    /// Request the attributes of the root of the file system at a path, waiting until `deadline` at most.
     fn probe(&self, at: &Path, deadline: Instant) -> Probe;
 
-    /// Make a directory with exactly this mode, and the missing ones above it. A directory that exists (also as a
-    /// mount point, alive or not) is left as it is.
+    /// Create a directory with exactly this mode, and missing parents. An existing directory (also a mount point, alive
+    /// or not) is left unchanged.
     fn create_directory(&self, path: &Path, mode: u32) -> Result<(), HostError>;
 
-    /// Remove an empty directory; a missing one is fine. One with a mount on it is [`HostError::Busy`].
+    /// Remove an empty directory; a missing one is success. A mount point is [`HostError::Busy`].
     fn remove_directory(&self, path: &Path) -> Result<(), HostError>;
 }
+
+/// How many mounts at one path are removed by one call. Crashes leave two or three; more are a loop of somebody else's, or a mount
+/// that does not go away.
+pub const MOST_STACKED: usize = 32;
 
 /// How a FUSE connection is mounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FuseOptions {
     pub access: Access,
-    /// Whether other users than root may use it, within the permissions of its files.
+    /// Whether users other than root may use it, subject to file permissions.
     pub allow_other: bool,
 }
 
-/// What a file system answered.
+/// The result of a probe.
 #[derive(Debug)]
 pub enum Probe {
-    /// It answered. The device says whose answer it is: the one of a mount in the table, or of the directory below.
+    /// The file system answered. `device` tells whether the answer is from the expected mount or from the directory below it.
     Alive { device: Device },
-    /// The mount is there, but nobody serves it any more.
+    /// The mount exists, but the kernel says that its server is gone.
     Dead(io::Error),
-    /// There is no such path.
+    /// The path does not exist.
     Missing,
-    /// No answer until the deadline. Abort the connection, or the thread which still waits does so for ever.
+    /// No answer before the deadline. The server may be slow or stuck; the kernel does not say that it is gone.
     Hung,
-    /// It could not be asked at all, which says nothing about its health: no reason to abort or detach anything.
+    /// The probe could not run, which says nothing about the health of the mount.
     Unknown(io::Error),
 }
 
@@ -105,10 +108,10 @@ pub enum HostError {
         cause: io::Error,
     },
 
-    #[error("the mount table has a line that cannot be understood")]
-    OddTable {
+    #[error("the mount table has a malformed line")]
+    InvalidTable {
         #[source]
-        cause: OddLine,
+        cause: InvalidLine,
     },
 
     #[error("failed to resolve path {path:?}")]
@@ -151,6 +154,14 @@ pub enum HostError {
 
     #[error("{at:?} is in use")]
     Busy { at: PathBuf },
+
+    #[error(
+        "the mount at {at:?} (device {device}) is hidden below another mount; unmount that one first: findmnt {at:?}"
+    )]
+    Hidden { at: PathBuf, device: Device },
+
+    #[error("more than {MOST_STACKED} mounts are stacked at {at:?}; see: findmnt {at:?}")]
+    TooManyMounts { at: PathBuf },
 
     #[error("failed to unmount {at:?}")]
     Unmount {

@@ -1,12 +1,12 @@
-//! How the API server was asked.
+//! Metrics of requests to the API server.
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use super::{list, register};
+use super::{catalog, register};
 
-/// Cheap to clone; all clones count together.
+/// Cheap to clone; all clones share their values.
 #[derive(Clone, Debug, Default)]
 pub struct ApiMetrics {
     requests: Family<[(&'static str, String); 3], Counter>,
@@ -14,10 +14,10 @@ pub struct ApiMetrics {
 
 impl ApiMetrics {
     pub(super) fn new(registry: &mut Registry) -> Self {
-        Self { requests: register(registry, &list::API_REQUESTS, Family::default()) }
+        Self { requests: register(registry, &catalog::API_REQUESTS, Family::default()) }
     }
 
-    /// `code` is the answer's status, or `None` if there was no answer.
+    /// `code` is the status of the response, or `None` without a response.
     pub fn asked(&self, verb: &'static str, resource: &str, code: Option<u16>) {
         let code = code.map_or_else(|| "error".to_owned(), |it| it.to_string());
         let labels = [("verb", verb.to_owned()), ("resource", resource.to_owned()), ("code", code)];

@@ -1,4 +1,4 @@
-//! The figures of a controller.
+//! The metrics of the controller.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::{ApiMetrics, durations, list, register, render};
+use super::{ApiMetrics, catalog, durations, register, render};
 
 type One = [(&'static str, &'static str); 1];
 
@@ -43,19 +43,19 @@ impl ControllerMetrics {
         let mut registry = Registry::default();
         let metrics = Self {
             api: ApiMetrics::new(&mut registry),
-            leader: register(&mut registry, &list::LEADER, Gauge::default()),
+            leader: register(&mut registry, &catalog::LEADER, Gauge::default()),
             reconcile: register(
                 &mut registry,
-                &list::RECONCILE_DURATION,
+                &catalog::RECONCILE_DURATION,
                 Family::new_with_constructor(durations as fn() -> Histogram),
             ),
-            queue_depth: register(&mut registry, &list::QUEUE_DEPTH, Family::default()),
-            queue_age: register(&mut registry, &list::QUEUE_AGE, Gauge::default()),
-            attachments: register(&mut registry, &list::ATTACHMENTS, Family::default()),
-            attached_workloads: register(&mut registry, &list::ATTACHED_WORKLOADS, Gauge::default()),
-            mountpoint_pods: register(&mut registry, &list::MOUNTPOINT_PODS, Family::default()),
-            watch_age: register(&mut registry, &list::WATCH_AGE, Family::default()),
-            watch_listed: register(&mut registry, &list::WATCH_LISTED, Family::default()),
+            queue_depth: register(&mut registry, &catalog::QUEUE_DEPTH, Family::default()),
+            queue_age: register(&mut registry, &catalog::QUEUE_AGE, Gauge::default()),
+            attachments: register(&mut registry, &catalog::ATTACHMENTS, Family::default()),
+            attached_workloads: register(&mut registry, &catalog::ATTACHED_WORKLOADS, Gauge::default()),
+            mountpoint_pods: register(&mut registry, &catalog::MOUNTPOINT_PODS, Family::default()),
+            watch_age: register(&mut registry, &catalog::WATCH_AGE, Family::default()),
+            watch_listed: register(&mut registry, &catalog::WATCH_LISTED, Family::default()),
             registry,
         };
         metrics.queued(QueueDepth::default());
@@ -103,7 +103,7 @@ impl ControllerMetrics {
         self.watch_listed.get_or_create(&[("kind", kind)]).set(has_listed.into());
     }
 
-    /// Whoever stands by sees nothing of the cluster and says nothing about it.
+    /// A standby replica watches nothing, so it exports no metrics about the cluster.
     pub fn forget_the_cluster(&self) {
         self.queued(QueueDepth::default());
         self.attachments.clear();

@@ -1,9 +1,9 @@
-//! What is counted: every figure with its name, unit, labels and meaning in one list, and one registry per program, made by `cli`,
-//! given to those who count, shown at `/metrics`. The list is also the source of docs/reference/metrics.md.
+//! Metrics: a catalogue of every metric with its name, unit, labels and meaning, and one registry per program, served at `/metrics`.
+//! docs/reference/metrics.md is generated from the catalogue.
 
 mod api;
+mod catalog;
 mod controller;
-mod list;
 mod node;
 
 use std::fmt::{self, Write as _};
@@ -13,19 +13,19 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 pub use self::api::ApiMetrics;
+pub use self::catalog::ALL;
 pub use self::controller::{ControllerMetrics, QueueDepth};
-pub use self::list::ALL;
 pub use self::node::{EventOutcome, NodeMetrics};
 
 /// The media type of what [`render`] writes.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// What a figure is called, what it is measured in, and what it says.
+/// The description of a metric.
 #[derive(Debug)]
 pub struct Description {
-    /// Without the unit and without what its kind adds.
+    /// Without the unit and the suffix of its type.
     pub name: &'static str,
-    pub kind: Kind,
+    pub metric_type: MetricType,
     pub unit: Option<Unit>,
     pub labels: &'static [&'static str],
     pub of: Program,
@@ -33,13 +33,13 @@ pub struct Description {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricType {
     Counter,
     Gauge,
     Histogram,
 }
 
-/// Who shows a figure.
+/// The program that serves a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     Node,
@@ -48,7 +48,7 @@ pub enum Program {
 }
 
 impl Description {
-    /// As it stands behind `# TYPE`.
+    /// The name in the `# TYPE` line.
     pub fn family(&self) -> String {
         match &self.unit {
             Some(unit) => format!("{}_{}", self.name, unit.as_str()),
@@ -56,25 +56,25 @@ impl Description {
         }
     }
 
-    /// The names that queries use.
+    /// The names of its time series.
     pub fn series(&self) -> Vec<String> {
-        let endings: &[&str] = match self.kind {
-            Kind::Counter => &["_total"],
-            Kind::Gauge => &[""],
-            Kind::Histogram => &["_bucket", "_sum", "_count"],
+        let endings: &[&str] = match self.metric_type {
+            MetricType::Counter => &["_total"],
+            MetricType::Gauge => &[""],
+            MetricType::Histogram => &["_bucket", "_sum", "_count"],
         };
         endings.iter().map(|it| format!("{}{it}", self.family())).collect()
     }
 }
 
-/// All figures of a registry as text, for Prometheus.
+/// All metrics of a registry in the `OpenMetrics` text format.
 pub fn render(registry: &Registry) -> Result<String, fmt::Error> {
     let mut text = String::new();
     encode(&mut text, registry)?;
     Ok(text)
 }
 
-/// The list as a page of the documentation.
+/// The catalogue as a page of the documentation.
 pub fn reference() -> Result<String, fmt::Error> {
     let mut page = String::from(INTRODUCTION);
     for (program, title) in [
@@ -82,16 +82,17 @@ pub fn reference() -> Result<String, fmt::Error> {
         (Program::Node, "Node plugin"),
         (Program::Controller, "Controller"),
     ] {
-        write!(page, "\n## {title}\n\n| name | kind | labels | meaning |\n|---|---|---|---|\n")?;
+        write!(page, "\n## {title}\n\n| name | type | labels | meaning |\n|---|---|---|---|\n")?;
         for it in ALL.iter().filter(|it| it.of == program) {
-            let kind = match it.kind {
-                Kind::Counter => "counter",
-                Kind::Gauge => "gauge",
-                Kind::Histogram => "histogram",
+            let metric_type = match it.metric_type {
+                MetricType::Counter => "counter",
+                MetricType::Gauge => "gauge",
+                MetricType::Histogram => "histogram",
             };
-            let name = if it.kind == Kind::Counter { format!("{}_total", it.family()) } else { it.family() };
+            let name =
+                if it.metric_type == MetricType::Counter { format!("{}_total", it.family()) } else { it.family() };
             let labels: Vec<String> = it.labels.iter().map(|it| format!("`{it}`")).collect();
-            writeln!(page, "| `{name}` | {kind} | {} | {} |", labels.join(", "), it.help)?;
+            writeln!(page, "| `{name}` | {metric_type} | {} | {} |", labels.join(", "), it.help)?;
         }
     }
     Ok(page)
@@ -100,13 +101,14 @@ pub fn reference() -> Result<String, fmt::Error> {
 const INTRODUCTION: &str = "\
 # Metrics
 
-Written by `make update-generated`; `crates/driver/src/metrics/list.rs` is the source. [operations.md](../operations.md#metrics) says where they are
-served and what to do with them. Names end in the unit; a histogram has `_bucket`, `_sum` and `_count`.
+Written by `make update-generated`; `crates/driver/src/metrics/catalog.rs` is the source.
+[operations.md](../operations.md#metrics) says where they are served and how to use them. Names end in the unit; a
+histogram has `_bucket`, `_sum` and `_count`.
 ";
 
-/// A new figure; the registry keeps a copy that counts the same.
+/// Registers a metric; the registry shares its value.
 fn register<T: Metric + Clone>(registry: &mut Registry, description: &Description, metric: T) -> T {
-    let Description { name, unit, help, kind: _, labels: _, of: _ } = description;
+    let Description { name, unit, help, metric_type: _, labels: _, of: _ } = description;
     match unit {
         Some(unit) => registry.register_with_unit(*name, *help, unit.clone(), metric.clone()),
         None => registry.register(*name, *help, metric.clone()),
@@ -114,7 +116,7 @@ fn register<T: Metric + Clone>(registry: &mut Registry, description: &Descriptio
     metric
 }
 
-/// From a look that finds everything done already to kubelet's deadline.
+/// Buckets from a call that finds everything done to kubelet's deadline.
 fn durations() -> Histogram {
     Histogram::new([0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0])
 }
@@ -126,27 +128,27 @@ mod tests {
 
     use super::*;
 
-    /// The families of what a program shows, each as `name kind`.
-    fn shown(text: &str) -> BTreeSet<String> {
+    /// The metric families in a response, each as `name type`.
+    fn served(text: &str) -> BTreeSet<String> {
         text.lines().filter_map(|it| it.strip_prefix("# TYPE ")).map(str::to_owned).collect()
     }
 
     fn listed(program: Program) -> BTreeSet<String> {
         let ours = ALL.iter().filter(|it| it.of == program || it.of == Program::Both);
-        ours.map(|it| format!("{} {}", it.family(), format!("{:?}", it.kind).to_lowercase())).collect()
+        ours.map(|it| format!("{} {}", it.family(), format!("{:?}", it.metric_type).to_lowercase())).collect()
     }
 
-    /// What has no label yet is not shown, so each is touched once.
+    /// A metric without a label value is not rendered, so each is touched once.
     #[test]
-    fn each_program_shows_what_the_list_says() {
+    fn each_program_serves_the_metrics_of_the_catalogue() {
         let took = Duration::from_millis(1);
         let node = NodeMetrics::new();
         node.api().asked("get", "pods", Some(200));
         node.published(&[("total", took)], "OK");
         node.unpublished(&[("total", took)], "OK");
         node.counted_mounts(&BTreeMap::from([(("pod", "alive"), 1)]), 1);
-        node.expect_repairs(&["Reason"]);
-        assert_eq!(shown(&node.render().unwrap()), listed(Program::Node));
+        node.expect_remediations(&["Reason"]);
+        assert_eq!(served(&node.render().unwrap()), listed(Program::Node));
 
         let controller = ControllerMetrics::new();
         controller.api().asked("get", "pods", Some(200));
@@ -154,7 +156,7 @@ mod tests {
         controller.attached(1, 2, 3);
         controller.counted_pods(&BTreeMap::from([("running", 1)]));
         controller.watched("pods", Some(took), true);
-        assert_eq!(shown(&controller.render().unwrap()), listed(Program::Controller));
+        assert_eq!(served(&controller.render().unwrap()), listed(Program::Controller));
         controller.forget_the_cluster();
         assert!(!controller.render().unwrap().contains("s3csi_attachments{"));
     }
@@ -165,7 +167,7 @@ mod tests {
         assert_eq!(names.len(), ALL.len());
         for it in ALL {
             assert!(it.name.starts_with("s3csi_"), "{}", it.name);
-            assert!(it.kind != Kind::Histogram || it.unit.is_some(), "{} has no unit", it.name);
+            assert!(it.metric_type != MetricType::Histogram || it.unit.is_some(), "{} has no unit", it.name);
             assert!(!it.help.ends_with('.'), "{}", it.name);
         }
     }

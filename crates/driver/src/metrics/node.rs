@@ -1,4 +1,4 @@
-//! The figures of a node plugin.
+//! The metrics of the node plugin.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-use super::{ApiMetrics, durations, list, register, render};
+use super::{ApiMetrics, catalog, durations, register, render};
 
 type One = [(&'static str, &'static str); 1];
 type Two = [(&'static str, &'static str); 2];
@@ -32,7 +32,7 @@ pub struct NodeMetrics {
     events: Family<One, Counter>,
 }
 
-/// What became of an Event on a workload.
+/// The outcome of an Event on a workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventOutcome {
     Written,
@@ -46,17 +46,17 @@ impl NodeMetrics {
         let histograms = || Family::new_with_constructor(durations as fn() -> Histogram);
         let metrics = Self {
             api: ApiMetrics::new(&mut registry),
-            publish: register(&mut registry, &list::PUBLISH_DURATION, histograms()),
-            unpublish: register(&mut registry, &list::UNPUBLISH_DURATION, histograms()),
-            mounts: register(&mut registry, &list::MOUNTS, Family::default()),
-            targets: register(&mut registry, &list::TARGETS, Gauge::default()),
-            repairs: register(&mut registry, &list::REPAIRS, Family::default()),
-            engine_deaths: register(&mut registry, &list::ENGINE_DEATHS, Counter::default()),
-            engine_stalls: register(&mut registry, &list::ENGINE_STALLS, durations()),
-            credentials_age: register(&mut registry, &list::CREDENTIALS_AGE, Gauge::default()),
-            registered: register(&mut registry, &list::REGISTERED, Gauge::default()),
-            taints_removed: register(&mut registry, &list::TAINTS_REMOVED, Counter::default()),
-            events: register(&mut registry, &list::EVENTS, Family::default()),
+            publish: register(&mut registry, &catalog::PUBLISH_DURATION, histograms()),
+            unpublish: register(&mut registry, &catalog::UNPUBLISH_DURATION, histograms()),
+            mounts: register(&mut registry, &catalog::MOUNTS, Family::default()),
+            targets: register(&mut registry, &catalog::TARGETS, Gauge::default()),
+            repairs: register(&mut registry, &catalog::REPAIRS, Family::default()),
+            engine_deaths: register(&mut registry, &catalog::ENGINE_DEATHS, Counter::default()),
+            engine_stalls: register(&mut registry, &catalog::ENGINE_STALLS, durations()),
+            credentials_age: register(&mut registry, &catalog::CREDENTIALS_AGE, Gauge::default()),
+            registered: register(&mut registry, &catalog::REGISTERED, Gauge::default()),
+            taints_removed: register(&mut registry, &catalog::TAINTS_REMOVED, Counter::default()),
+            events: register(&mut registry, &catalog::EVENTS, Family::default()),
             registry,
         };
         for outcome in [EventOutcome::Written, EventOutcome::Dropped, EventOutcome::Failed] {
@@ -69,7 +69,7 @@ impl NodeMetrics {
         &self.api
     }
 
-    /// One call: its phases, and all of it.
+    /// Records a call: its phases and the total.
     pub fn published(&self, phases: &[(&'static str, Duration)], code: &'static str) {
         observe(&self.publish, phases, code);
     }
@@ -78,7 +78,7 @@ impl NodeMetrics {
         observe(&self.unpublish, phases, code);
     }
 
-    /// All mounts there are, by strategy and state.
+    /// Replaces the number of mounts by strategy and state.
     pub fn counted_mounts(&self, mounts: &BTreeMap<(&'static str, &'static str), i64>, targets: i64) {
         self.mounts.clear();
         for ((strategy, state), count) in mounts {
@@ -87,15 +87,15 @@ impl NodeMetrics {
         self.targets.set(targets);
     }
 
-    /// Shows these reasons from now on, even before the first repair: an alert on an increase needs a zero to begin with.
-    pub fn expect_repairs(&self, reasons: &[&'static str]) {
+    /// Serves these reasons with value 0: an alert on an increase needs a value to start from.
+    pub fn expect_remediations(&self, reasons: &[&'static str]) {
         for reason in reasons {
             drop(self.repairs.get_or_create(&[("reason", reason)]));
         }
     }
 
-    /// Counts one repair and answers how many there were for this reason.
-    pub fn repaired(&self, reason: &'static str) -> u64 {
+    /// Counts one remediation and returns the total for this reason.
+    pub fn remediated(&self, reason: &'static str) -> u64 {
         self.repairs.get_or_create(&[("reason", reason)]).inc() + 1
     }
 
@@ -159,11 +159,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_counted_is_shown_with_its_meaning() {
+    fn recorded_values_are_rendered() {
         let metrics = NodeMetrics::new();
-        metrics.expect_repairs(&["NeverSeen"]);
-        assert_eq!(metrics.repaired("Seen"), 1);
-        assert_eq!(metrics.repaired("Seen"), 2);
+        metrics.expect_remediations(&["NeverSeen"]);
+        assert_eq!(metrics.remediated("Seen"), 1);
+        assert_eq!(metrics.remediated("Seen"), 2);
         metrics.engine_died();
         metrics.api().asked("get", "nodes", Some(200));
         metrics.api().asked("get", "nodes", None);
@@ -186,6 +186,6 @@ mod tests {
         ] {
             assert!(text.lines().any(|it| it == line), "{line:?} is missing in:\n{text}");
         }
-        assert!(!text.contains("alive\"}"), "what is gone is not shown:\n{text}");
+        assert!(!text.contains("alive\"}"), "a removed state is still rendered:\n{text}");
     }
 }

@@ -1,10 +1,10 @@
-//! The list of all figures.
+//! The catalogue of all metrics.
 
 use prometheus_client::registry::Unit;
 
-use super::{Description, Kind, Program};
+use super::{Description, MetricType, Program};
 
-/// Everything that any program of ours shows at `/metrics`.
+/// Every metric of every program.
 pub const ALL: [&Description; 21] = [
     &API_REQUESTS,
     &PUBLISH_DURATION,
@@ -31,61 +31,61 @@ pub const ALL: [&Description; 21] = [
 
 pub const API_REQUESTS: Description = Description {
     name: "s3csi_api_requests",
-    kind: Kind::Counter,
+    metric_type: MetricType::Counter,
     unit: None,
     labels: &["verb", "resource", "code"],
     of: Program::Both,
-    help: "Requests to the API server, by the status of the answer; code `error` had none",
+    help: "Requests to the API server by status code; `error` if there was no response",
 };
 
 pub const PUBLISH_DURATION: Description = Description {
     name: "s3csi_publish_duration",
-    kind: Kind::Histogram,
+    metric_type: MetricType::Histogram,
     unit: Some(Unit::Seconds),
     labels: &["phase", "code"],
     of: Program::Node,
-    help: "How long NodePublishVolume took, by its gRPC code: phase `total` and, as far as the call came to them, `assignment` (waiting for a running Mountpoint Pod), `credentials`, `source` (mount, engine start, first answer) and `bind`",
+    help: "Duration of NodePublishVolume by gRPC code: phase `total` and, if the call reached them, `assignment` (waiting for a running Mountpoint Pod), `credentials`, `source` (mount, engine start, first answer) and `bind`",
 };
 
 pub const UNPUBLISH_DURATION: Description = Description {
     name: "s3csi_unpublish_duration",
-    kind: Kind::Histogram,
+    metric_type: MetricType::Histogram,
     unit: Some(Unit::Seconds),
     labels: &["phase", "code"],
     of: Program::Node,
-    help: "How long NodeUnpublishVolume took, by its gRPC code: phase `total` and, as far as the call came to them, `unmount` and `retire` (the source, strategy daemon)",
+    help: "Duration of NodeUnpublishVolume by gRPC code: phase `total` and, if the call reached them, `unmount` and `retire` (of the source, strategy daemon)",
 };
 
 pub const MOUNTS: Description = Description {
     name: "s3csi_mounts",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: None,
     labels: &["strategy", "state"],
     of: Program::Node,
-    help: "FUSE mounts of this driver on the node, looked at when scraped: `alive` answered, `dead` has no engine, `hung` did not answer in 2 s, `unknown` could not be asked",
+    help: "FUSE mounts of this driver on the node, checked when scraped: `alive` answered, `dead` has no engine, `hung` did not answer within 2 s, `unserved` waits for another mounter, `unknown` could not be probed",
 };
 
 pub const TARGETS: Description = Description {
     name: "s3csi_targets",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: None,
     labels: &[],
     of: Program::Node,
-    help: "Mounts at paths that kubelet asked for, as the kernel lists them",
+    help: "Mounts at target paths, from the kernel's mount table",
 };
 
 pub const REPAIRS: Description = Description {
     name: "s3csi_repairs",
-    kind: Kind::Counter,
+    metric_type: MetricType::Counter,
     unit: None,
     labels: &["reason"],
     of: Program::Node,
-    help: "What the node plugin put right without being asked, by the reason that is also in its log",
+    help: "Remediations that no call asked for, by the reason that is also logged",
 };
 
 pub const ENGINE_DEATHS: Description = Description {
     name: "s3csi_engine_deaths",
-    kind: Kind::Counter,
+    metric_type: MetricType::Counter,
     unit: None,
     labels: &[],
     of: Program::Node,
@@ -94,25 +94,25 @@ pub const ENGINE_DEATHS: Description = Description {
 
 pub const ENGINE_STALLS: Description = Description {
     name: "s3csi_engine_stall",
-    kind: Kind::Histogram,
+    metric_type: MetricType::Histogram,
     unit: Some(Unit::Seconds),
     labels: &[],
     of: Program::Node,
-    help: "How long applications waited while an engine that died or froze was replaced on the same mount; its count is the number of such engines. Only those that were started since the plugin started",
+    help: "How long applications waited while an engine that died or froze was replaced on the same mount; its count is the number of such engines. Only engines started since the plugin started",
 };
 
 pub const CREDENTIALS_AGE: Description = Description {
     name: "s3csi_credentials_age",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: Some(Unit::Seconds),
     labels: &[],
     of: Program::Node,
-    help: "Of all published volumes, the longest time since kubelet brought the keys. It does so about every minute, which is how rotated keys arrive. Keys do not say when they expire, so nothing here does",
+    help: "The longest time since the credentials of a published volume were refreshed. kubelet triggers a refresh about once a minute. Expiry dates of keys are not known",
 };
 
 pub const REGISTERED: Description = Description {
     name: "s3csi_registered",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: None,
     labels: &[],
     of: Program::Node,
@@ -121,7 +121,7 @@ pub const REGISTERED: Description = Description {
 
 pub const TAINTS_REMOVED: Description = Description {
     name: "s3csi_taints_removed",
-    kind: Kind::Counter,
+    metric_type: MetricType::Counter,
     unit: None,
     labels: &[],
     of: Program::Node,
@@ -130,52 +130,52 @@ pub const TAINTS_REMOVED: Description = Description {
 
 pub const EVENTS: Description = Description {
     name: "s3csi_events",
-    kind: Kind::Counter,
+    metric_type: MetricType::Counter,
     unit: None,
     labels: &["outcome"],
     of: Program::Node,
-    help: "Events on workloads: `written`, `dropped` (told lately, or too many at once) or `failed`",
+    help: "Events on workloads: `written`, `dropped` (duplicate, or queue full) or `failed`",
 };
 
 pub const LEADER: Description = Description {
     name: "s3csi_leader",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: None,
     labels: &[],
     of: Program::Controller,
-    help: "1 if this controller works, 0 if it stands by",
+    help: "1 if this controller is the leader, 0 if it is on standby",
 };
 
 pub const RECONCILE_DURATION: Description = Description {
     name: "s3csi_reconcile_duration",
-    kind: Kind::Histogram,
+    metric_type: MetricType::Histogram,
     unit: Some(Unit::Seconds),
     labels: &["outcome"],
     of: Program::Controller,
-    help: "How long looks at one volume on one node took: `done`, or `retry` because something failed or somebody else was faster",
+    help: "Duration of reconciling one volume on one node: `done`, or `retry` after a failure or a conflict",
 };
 
 pub const QUEUE_DEPTH: Description = Description {
     name: "s3csi_queue_depth",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: None,
     labels: &["state"],
     of: Program::Controller,
-    help: "Volumes on nodes to be looked at: `due` now, `later`, or `running`",
+    help: "Reconcile keys (volume and node) in the queue: `due` now, `later`, or `running`",
 };
 
 pub const QUEUE_AGE: Description = Description {
     name: "s3csi_queue_age",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: Some(Unit::Seconds),
     labels: &[],
     of: Program::Controller,
-    help: "How long the volume that has been due longest has been waiting for a worker",
+    help: "Waiting time of the reconcile key that has been due longest",
 };
 
 pub const ATTACHMENTS: Description = Description {
     name: "s3csi_attachments",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: None,
     labels: &["state"],
     of: Program::Controller,
@@ -184,7 +184,7 @@ pub const ATTACHMENTS: Description = Description {
 
 pub const ATTACHED_WORKLOADS: Description = Description {
     name: "s3csi_attached_workloads",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: None,
     labels: &[],
     of: Program::Controller,
@@ -193,7 +193,7 @@ pub const ATTACHED_WORKLOADS: Description = Description {
 
 pub const MOUNTPOINT_PODS: Description = Description {
     name: "s3csi_mountpoint_pods",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: None,
     labels: &["state"],
     of: Program::Controller,
@@ -202,18 +202,18 @@ pub const MOUNTPOINT_PODS: Description = Description {
 
 pub const WATCH_AGE: Description = Description {
     name: "s3csi_watch_age",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: Some(Unit::Seconds),
     labels: &["kind"],
     of: Program::Controller,
-    help: "How long ago the API server last said something about this kind of objects; at least once a minute if all is well. Only of the controller that works",
+    help: "Time since the last watch event or bookmark for this kind of object; less than a minute if the watch is healthy. Leader only",
 };
 
 pub const WATCH_LISTED: Description = Description {
     name: "s3csi_watch_listed",
-    kind: Kind::Gauge,
+    metric_type: MetricType::Gauge,
     unit: None,
     labels: &["kind"],
     of: Program::Controller,
-    help: "1 once all objects of this kind are known. Only of the controller that works",
+    help: "1 once all objects of this kind are listed. Leader only",
 };

@@ -1,8 +1,8 @@
-//! Files in a directory that somebody less trusted than us may write to: a mounter's directory.
+//! Files in a directory that a less trusted process may write to, such as a mounter's directory.
 //!
-//! The node is root, so a link in there must not lead it elsewhere, and a FIFO, a device or an endless file must not
-//! stop it. Every name is one plain component below an open directory, no link is followed, no mount is entered,
-//! and a file is opened for reading only after its type was seen.
+//! The node plugin is root, so a symbolic link must not redirect it, and a FIFO, a device or an endless file must not
+//! block it. Every name is a single path component below an open directory, no link is followed, no mount is crossed,
+//! and a file is opened for reading only after its type was checked.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -21,18 +21,18 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 
 use super::kernel::by_descriptor;
 
-/// An open directory. Everything done through it happens in it, wherever it is moved and whatever its path becomes.
+/// An open directory. All operations happen in it, even if it is moved or its path is replaced.
 #[derive(Debug)]
-pub struct Beneath {
+pub struct SafeDir {
     descriptor: OwnedFd,
-    /// Only for messages.
+    /// For error messages only.
     path: PathBuf,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum FilesError {
+pub enum SafeDirError {
     #[error("{name:?} is not a plain file name")]
-    NotAName { name: String },
+    InvalidName { name: String },
 
     #[error("failed to open {path:?}")]
     Open {
@@ -80,7 +80,7 @@ pub enum FilesError {
     },
 }
 
-/// A type of file, and how messages call it.
+/// A file type and its name in error messages.
 struct Expected {
     kind: FileType,
     name: &'static str,
@@ -89,41 +89,50 @@ struct Expected {
 const REGULAR_FILE: Expected = Expected { kind: FileType::RegularFile, name: "regular file" };
 const SOCKET: Expected = Expected { kind: FileType::Socket, name: "socket" };
 
-/// Deeper trees than this are not ours; the limit keeps a hostile one from exhausting our stack and descriptors.
+/// We create no deeper trees; the limit keeps a hostile tree from exhausting stack and descriptors.
 const MAXIMUM_DEPTH: usize = 16;
 
-/// More entries than this in one tree are not ours either: somebody creates them as fast as we remove them.
+/// We create no larger trees; the limit ends a race with a process that creates entries as fast as we remove them.
 const MAXIMUM_ENTRIES: usize = 100_000;
 
-/// Distinguishes the temporary files of this process.
+/// Makes temporary file names unique within this process.
 static TEMPORARY_FILES: AtomicU64 = AtomicU64::new(0);
 
-impl Beneath {
-    /// Open a directory. The path itself is ours; only its last component must not be a link.
-    pub fn open(directory: &Path) -> Result<Self, FilesError> {
+impl SafeDir {
+    /// Open a directory. Its parents are trusted; its last component must not be a symbolic link.
+    pub fn open(directory: &Path) -> Result<Self, SafeDirError> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let descriptor = open(directory, flags, Mode::empty())
-            .map_err(|it| FilesError::Open { path: directory.to_owned(), cause: it.into() })?;
+            .map_err(|it| SafeDirError::Open { path: directory.to_owned(), cause: it.into() })?;
         Ok(Self { descriptor, path: directory.to_owned() })
     }
 
-    /// The path it was opened with.
+    /// The path that it was opened with.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { descriptor: self.descriptor.try_clone()?, path: self.path.clone() })
+    }
+
+    /// Whether there is a regular file of this name.
+    pub fn exists(&self, name: &str) -> bool {
+        self.look(name, &REGULAR_FILE).is_ok_and(|it| it.is_some())
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The group it belongs to.
-    pub fn group(&self) -> Result<u32, FilesError> {
+    /// The group that owns it.
+    pub fn group(&self) -> Result<u32, SafeDirError> {
         let found =
-            fstat(&self.descriptor).map_err(|it| FilesError::Read { path: self.path.clone(), cause: it.into() })?;
+            fstat(&self.descriptor).map_err(|it| SafeDirError::Read { path: self.path.clone(), cause: it.into() })?;
         Ok(found.st_gid)
     }
 
     /// At most the first `maximum` bytes of a regular file; `None` if there is no such name.
-    pub fn read_bounded(&self, name: &str, maximum: usize) -> Result<Option<Vec<u8>>, FilesError> {
+    pub fn read_bounded(&self, name: &str, maximum: usize) -> Result<Option<Vec<u8>>, SafeDirError> {
         let Some(seen) = self.look(name, &REGULAR_FILE)? else { return Ok(None) };
-        let failed = |cause: io::Error| FilesError::Read { path: self.path.join(name), cause };
-        // NONBLOCK: who holds a lease on the file (fcntl(2)) could otherwise keep us waiting for 45 seconds.
+        let failed = |cause: io::Error| SafeDirError::Read { path: self.path.join(name), cause };
+        // NONBLOCK: the holder of a lease on the file (fcntl(2)) could otherwise block us for 45 seconds.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(open(by_descriptor(&seen), flags, Mode::empty()).map_err(|it| failed(it.into()))?);
         let mut bytes = Vec::new();
@@ -131,26 +140,26 @@ impl Beneath {
         Ok(Some(bytes))
     }
 
-    /// Write a file so that a reader sees either the old or the whole new content, with exactly this mode and group.
+    /// Write a file atomically, with exactly this mode and group.
     ///
-    /// It is not flushed to disk: what we write serves a running mount, and no mount outlives the machine's crash.
-    pub fn write_atomic(&self, name: &str, bytes: &[u8], mode: u32, group: Option<u32>) -> Result<(), FilesError> {
+    /// It is not flushed to disk: the content serves a running mount, which does not survive a crash of the machine.
+    pub fn write_atomic(&self, name: &str, bytes: &[u8], mode: u32, group: Option<u32>) -> Result<(), SafeDirError> {
         plain(name)?;
-        let failed = |cause: io::Error| FilesError::Write { path: self.path.join(name), cause };
+        let failed = |cause: io::Error| SafeDirError::Write { path: self.path.join(name), cause };
         let (temporary, file) = self.create_temporary(name).map_err(failed)?;
         let written = fill(file, bytes, Mode::from_raw_mode(mode), group)
             .and_then(|()| Ok(renameat(&self.descriptor, &temporary, &self.descriptor, name)?));
         written.map_err(|cause| {
-            // Best effort: the first error is the one to tell.
+            // Best effort: the first error is the one to report.
             let _ = unlinkat(&self.descriptor, &temporary, AtFlags::empty());
             failed(cause)
         })
     }
 
-    /// Make sure that there is a regular file of this name; one that exists is left as it is.
-    pub fn create_empty(&self, name: &str, mode: u32) -> Result<(), FilesError> {
+    /// Ensure that a regular file of this name exists; an existing one is left unchanged.
+    pub fn create_empty(&self, name: &str, mode: u32) -> Result<(), SafeDirError> {
         plain(name)?;
-        let failed = |cause: io::Error| FilesError::Write { path: self.path.join(name), cause };
+        let failed = |cause: io::Error| SafeDirError::Write { path: self.path.join(name), cause };
         match self.create_exclusively(name) {
             Ok(file) => fill(file, b"", Mode::from_raw_mode(mode), None).map_err(failed),
             Err(Errno::EXIST) => self.look(name, &REGULAR_FILE)?.map(drop).ok_or_else(|| failed(Errno::NOENT.into())),
@@ -158,11 +167,11 @@ impl Beneath {
         }
     }
 
-    /// Make sure that there is a directory of this name with exactly this mode and group, and open it.
-    pub fn make_directory(&self, name: &str, mode: u32, group: Option<u32>) -> Result<Self, FilesError> {
+    /// Ensure that a directory of this name exists with exactly this mode and group, and open it.
+    pub fn make_directory(&self, name: &str, mode: u32, group: Option<u32>) -> Result<Self, SafeDirError> {
         plain(name)?;
         let path = self.path.join(name);
-        let failed = |cause: io::Error| FilesError::CreateDirectory { path: path.clone(), cause };
+        let failed = |cause: io::Error| SafeDirError::CreateDirectory { path: path.clone(), cause };
         match mkdirat(&self.descriptor, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => (),
             Err(errno) => return Err(failed(errno.into())),
@@ -173,45 +182,45 @@ impl Beneath {
             let group = Some(Gid::from_raw(group));
             chownat(&opened.descriptor, "", None, group, AtFlags::EMPTY_PATH).map_err(|it| failed(it.into()))?;
         }
-        // A change of the group may clear the set-group-id bit, so the mode comes last.
+        // A change of the group may clear the set-group-ID bit, so the mode is set last.
         chmod(by_descriptor(&opened.descriptor), Mode::from_raw_mode(mode)).map_err(|it| failed(it.into()))?;
         Ok(opened)
     }
 
-    /// Open a directory that exists.
-    pub fn directory(&self, name: &str) -> Result<Self, FilesError> {
+    /// Open an existing directory.
+    pub fn directory(&self, name: &str) -> Result<Self, SafeDirError> {
         plain(name)?;
         let path = self.path.join(name);
         match open_beneath(&self.descriptor, name, OFlags::PATH | OFlags::DIRECTORY) {
             Ok(descriptor) => Ok(Self { descriptor, path }),
-            Err(Errno::NOTDIR | Errno::LOOP) => Err(FilesError::WrongType { path, expected: "directory" }),
-            Err(errno) => Err(FilesError::Open { path, cause: errno.into() }),
+            Err(Errno::NOTDIR | Errno::LOOP) => Err(SafeDirError::WrongType { path, expected: "directory" }),
+            Err(errno) => Err(SafeDirError::Open { path, cause: errno.into() }),
         }
     }
 
-    /// Remove anything but a directory. A missing one is fine.
-    pub fn remove_file(&self, name: &str) -> Result<(), FilesError> {
+    /// Remove anything but a directory. A missing name is success.
+    pub fn remove_file(&self, name: &str) -> Result<(), SafeDirError> {
         plain(name)?;
         match unlinkat(&self.descriptor, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
-            Err(errno) => Err(FilesError::Remove { path: self.path.join(name), cause: errno.into() }),
+            Err(errno) => Err(SafeDirError::Remove { path: self.path.join(name), cause: errno.into() }),
         }
     }
 
-    /// Remove a directory and what is in it, or a file. A missing one is fine. Links are removed, not followed; a
-    /// directory with something mounted on it is refused.
-    pub fn remove_tree(&self, name: &str) -> Result<(), FilesError> {
+    /// Remove a directory and its content, or a file. A missing name is success. Links are removed, not followed; a
+    /// mount point is refused.
+    pub fn remove_tree(&self, name: &str) -> Result<(), SafeDirError> {
         plain(name)?;
-        let failed = |cause| FilesError::Remove { path: self.path.join(name), cause };
+        let failed = |cause| SafeDirError::Remove { path: self.path.join(name), cause };
         let name = std::ffi::CString::new(name).map_err(|it| failed(it.into()))?;
         let mut budget = MAXIMUM_ENTRIES;
         remove_any(&self.descriptor, &name, MAXIMUM_DEPTH, &mut budget).map_err(failed)
     }
 
-    /// Connect to a socket. Its path may be longer than the 107 bytes that fit into an address, and a listener which
-    /// does not accept is an error (`WouldBlock`), not a wait.
-    pub fn connect(&self, name: &str) -> Result<UnixStream, FilesError> {
-        let failed = |cause: io::Error| FilesError::Connect { path: self.path.join(name), cause };
+    /// Connect to a socket. Its path may be longer than the 107 bytes that fit into an address. A full accept queue is
+    /// an error (`WouldBlock`), not a wait.
+    pub fn connect(&self, name: &str) -> Result<UnixStream, SafeDirError> {
+        let failed = |cause: io::Error| SafeDirError::Connect { path: self.path.join(name), cause };
         let seen = self.look(name, &SOCKET)?.ok_or_else(|| failed(Errno::NOENT.into()))?;
         let stream = connected(&by_descriptor(&seen)).map_err(|it| failed(it.into()))?;
         let stream = UnixStream::from(stream);
@@ -219,15 +228,15 @@ impl Beneath {
         Ok(stream)
     }
 
-    /// Take hold of a name without opening what is behind it, and insist on what it is.
-    fn look(&self, name: &str, expected: &Expected) -> Result<Option<OwnedFd>, FilesError> {
+    /// Open a name with `O_PATH` and check its file type.
+    fn look(&self, name: &str, expected: &Expected) -> Result<Option<OwnedFd>, SafeDirError> {
         plain(name)?;
-        let failed = |errno: Errno| FilesError::Open { path: self.path.join(name), cause: errno.into() };
-        let wrong = || FilesError::WrongType { path: self.path.join(name), expected: expected.name };
+        let failed = |errno: Errno| SafeDirError::Open { path: self.path.join(name), cause: errno.into() };
+        let wrong = || SafeDirError::WrongType { path: self.path.join(name), expected: expected.name };
         let seen = match open_beneath(&self.descriptor, name, OFlags::PATH) {
             Ok(seen) => seen,
             Err(Errno::NOENT) => return Ok(None),
-            // With NO_SYMLINKS the kernel does not even take hold of a link.
+            // With NO_SYMLINKS the kernel does not open a link even with O_PATH.
             Err(Errno::LOOP) => return Err(wrong()),
             Err(errno) => return Err(failed(errno)),
         };
@@ -241,23 +250,23 @@ impl Beneath {
             let temporary = format!(".{name}.{}-{number}.tmp", std::process::id());
             match self.create_exclusively(&temporary) {
                 Ok(file) => return Ok((temporary, file)),
-                // Left behind by a process that had our number before us.
+                // Left behind by an earlier process with the same ID.
                 Err(Errno::EXIST) => (),
                 Err(errno) => return Err(errno.into()),
             }
         }
     }
 
-    /// EXCL follows no link and opens nothing that exists. The file is for us alone until its final mode is set.
+    /// EXCL follows no link and opens no existing file. Only root can open it until its final mode is set.
     fn create_exclusively(&self, name: &str) -> Result<File, Errno> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         openat(&self.descriptor, name, flags, Mode::RUSR | Mode::WUSR).map(File::from)
     }
 }
 
-impl FilesError {
-    /// The socket is not there yet, or nobody accepts on it: worth another attempt.
-    pub fn is_nobody_listening(&self) -> bool {
+impl SafeDirError {
+    /// The socket does not exist yet or nothing accepts on it: worth a retry.
+    pub fn is_not_listening(&self) -> bool {
         use io::ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
 
         match self {
@@ -267,12 +276,12 @@ impl FilesError {
     }
 }
 
-fn plain(name: &str) -> Result<(), FilesError> {
+fn plain(name: &str) -> Result<(), SafeDirError> {
     let is_plain = !matches!(name, "" | "." | "..") && !name.contains(['/', '\0']);
-    if is_plain { Ok(()) } else { Err(FilesError::NotAName { name: name.to_owned() }) }
+    if is_plain { Ok(()) } else { Err(SafeDirError::InvalidName { name: name.to_owned() }) }
 }
 
-/// Open one component below a directory. No link is followed and no mount entered, so this cannot reach a FUSE server.
+/// Open one path component below a directory. No link is followed and no mount crossed, so this cannot reach a FUSE server.
 fn open_beneath<Name: rustix::path::Arg + Copy>(
     directory: &OwnedFd,
     name: Name,
@@ -282,8 +291,8 @@ fn open_beneath<Name: rustix::path::Arg + Copy>(
     let resolve =
         ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV;
     match openat2(directory, name, flags, Mode::empty(), resolve) {
-        // Kernels before 5.6, and sandboxes which do not know the call. For a single component, NOFOLLOW says the
-        // same but for mounts, which a less trusted neighbour cannot make.
+        // Kernels before 5.6, and sandboxes that do not know the call. For a single component, NOFOLLOW is equivalent
+        // except for mounts, which an unprivileged process cannot create.
         Err(Errno::NOSYS | Errno::PERM) => openat(directory, name, flags, Mode::empty()),
         opened => opened,
     }

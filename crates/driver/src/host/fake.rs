@@ -1,26 +1,27 @@
-//! The scripted twin of the kernel: a mount table in memory, failures on demand, and a log of every call. For
-//! failures a kernel does not produce when a test needs them; everything else is tested on the real one.
+//! [`FakeHost`]: an in-memory mount table with injected failures and a log of every call. For failures that the kernel does
+//! not produce on demand; everything else is tested on the real one.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 
-use super::table::OUR_SOURCE;
+use s3csi_core::mountinfo::OUR_SOURCE;
+
 use super::{Access, Device, FuseOptions, Host, HostError, Mount, MountTable, Probe};
 
-/// Behaves like a kernel whose FUSE mounts are all served, except where the script says otherwise.
+/// Behaves like a kernel whose FUSE mounts are all served, except for injected failures.
 #[derive(Debug, Default)]
-pub struct Scripted {
+pub struct FakeHost {
     state: Mutex<State>,
 }
 
-/// One call to the twin, as its log shows it.
+/// One recorded call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     MountTable,
@@ -29,13 +30,13 @@ pub enum Call {
     Unmount { at: PathBuf },
     Detach { at: PathBuf },
     Abort { device: Device },
-    ReadFarAhead { device: Device },
+    SetReadAhead { device: Device },
     Probe { at: PathBuf },
     CreateDirectory { path: PathBuf, mode: u32 },
     RemoveDirectory { path: PathBuf },
 }
 
-/// The calls that can be told to fail.
+/// The calls that failures can be injected into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     MountTable,
@@ -44,7 +45,7 @@ pub enum Operation {
     Unmount,
     Detach,
     Abort,
-    ReadFarAhead,
+    SetReadAhead,
     CreateDirectory,
     RemoveDirectory,
 }
@@ -57,18 +58,19 @@ struct State {
     failures: Vec<Failure>,
     probes: Vec<(PathBuf, VecDeque<Probe>)>,
     dead: BTreeSet<Device>,
+    pinned: BTreeSet<PathBuf>,
     last_id: u32,
 }
 
 #[derive(Debug)]
 struct Failure {
     operation: Operation,
-    /// How many calls succeed before.
+    /// How many calls succeed first.
     after: usize,
     errno: Errno,
 }
 
-impl Scripted {
+impl FakeHost {
     pub fn new() -> Self {
         Self::default()
     }
@@ -78,7 +80,7 @@ impl Scripted {
         self.state().failures.push(Failure { operation, after: nth.saturating_sub(1), errno });
     }
 
-    /// What the next probe of a path answers, instead of what the mount table suggests. Answers queue up.
+    /// Queues the result of the next probe of a path, overriding the mount table.
     pub fn answer_probe(&self, at: impl Into<PathBuf>, answer: Probe) {
         let at = at.into();
         let mut state = self.state();
@@ -88,17 +90,22 @@ impl Scripted {
         }
     }
 
-    /// The server of a mount dies: its mounts stay, and probes of them say so.
+    /// Kills the FUSE server of a device: its mounts stay, and probes of them return [`Probe::Dead`].
     pub fn kill(&self, device: Device) {
         self.state().dead.insert(device);
     }
 
-    /// Put a mount into the table that nobody mounted through the twin.
+    /// From now on the mount at a path stays although its removal succeeds.
+    pub fn pin(&self, at: impl Into<PathBuf>) {
+        self.state().pinned.insert(at.into());
+    }
+
+    /// Adds a mount that was not made through this host.
     pub fn add_mount(&self, mount: Mount) {
         self.state().mounts.push(mount);
     }
 
-    /// What was called so far, in order.
+    /// All calls so far, in order.
     pub fn calls(&self) -> Vec<Call> {
         self.state().calls.clone()
     }
@@ -112,7 +119,7 @@ impl Scripted {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn called(&self, call: Call, operation: Operation) -> (MutexGuard<'_, State>, Option<io::Error>) {
@@ -130,7 +137,8 @@ impl Scripted {
             }
             Some(cause) => Err(HostError::Unmount { at: at.to_owned(), cause }),
             None => {
-                if let Some(index) = state.mounts.iter().rposition(|it| it.at == at) {
+                let is_pinned = state.pinned.contains(at);
+                if let Some(index) = state.mounts.iter().rposition(|it| it.at == at).filter(|_| !is_pinned) {
                     state.mounts.remove(index);
                 }
                 Ok(())
@@ -139,7 +147,7 @@ impl Scripted {
     }
 }
 
-impl Host for Scripted {
+impl Host for FakeHost {
     fn mount_table(&self) -> Result<MountTable, HostError> {
         match self.called(Call::MountTable, Operation::MountTable) {
             (_, Some(cause)) => Err(HostError::ReadTable { cause }),
@@ -164,7 +172,7 @@ impl Host for Scripted {
         if state.mounts.iter().any(|it| it.at == at) {
             return Err(HostError::Occupied { at: at.to_owned() });
         }
-        // Any descriptor will do: nobody serves it.
+        // Any descriptor will do: it is never read.
         let descriptor = File::open("/dev/null").map_err(failed)?;
         let id = state.new_id();
         let is_read_only = options.access == Access::ReadOnly;
@@ -225,16 +233,16 @@ impl Host for Scripted {
         }
     }
 
-    fn read_far_ahead(&self, device: Device) -> Result<(), HostError> {
-        let failure = self.called(Call::ReadFarAhead { device }, Operation::ReadFarAhead).1;
+    fn set_read_ahead(&self, device: Device) -> Result<(), HostError> {
+        let failure = self.called(Call::SetReadAhead { device }, Operation::SetReadAhead).1;
         failure.map_or(Ok(()), |cause| Err(HostError::ReadAhead { device, cause }))
     }
 
     fn probe(&self, at: &Path, _deadline: Instant) -> Probe {
         let mut state = self.state();
         state.calls.push(Call::Probe { at: at.to_owned() });
-        let scripted = state.probes.iter_mut().find(|(path, _)| path == at).and_then(|(_, it)| it.pop_front());
-        if let Some(answer) = scripted {
+        let queued = state.probes.iter_mut().find(|(path, _)| path == at).and_then(|(_, it)| it.pop_front());
+        if let Some(answer) = queued {
             return answer;
         }
         match state.mounts.iter().rfind(|it| it.at == at) {
@@ -296,63 +304,63 @@ mod tests {
 
     const WRITABLE: FuseOptions = FuseOptions { access: Access::ReadWrite, allow_other: true };
 
-    /// A twin with one source and the directory of a target.
-    fn scripted() -> (Scripted, Device) {
-        let twin = Scripted::new();
+    /// A host with one source and the directory of a target.
+    fn with_source() -> (FakeHost, Device) {
+        let fake = FakeHost::new();
         for path in ["/source", "/target"] {
-            twin.create_directory(Path::new(path), 0o755).unwrap();
+            fake.create_directory(Path::new(path), 0o755).unwrap();
         }
-        twin.mount_fuse(Path::new("/source"), &WRITABLE).unwrap();
-        let device = twin.mounts()[0].device;
-        (twin, device)
+        fake.mount_fuse(Path::new("/source"), &WRITABLE).unwrap();
+        let device = fake.mounts()[0].device;
+        (fake, device)
     }
 
-    fn probe(twin: &Scripted, at: &str) -> String {
-        twin.probe(Path::new(at), Instant::now()).to_string()
+    fn probe(fake: &FakeHost, at: &str) -> String {
+        fake.probe(Path::new(at), Instant::now()).to_string()
     }
 
     #[test]
-    fn without_a_script_it_behaves_like_a_kernel() {
-        let (twin, device) = scripted();
+    fn without_injected_failures_it_behaves_like_a_kernel() {
+        let (fake, device) = with_source();
         let (source, target) = (Path::new("/source"), Path::new("/target"));
-        twin.bind(source, target, Access::ReadOnly).unwrap();
-        assert!(matches!(twin.bind(source, target, Access::ReadOnly), Err(HostError::Occupied { .. })));
-        assert!(twin.mount_table().unwrap().at(target).unwrap().read_only);
-        assert_eq!(twin.mount_table().unwrap().of_device(device).count(), 2);
-        assert!(matches!(twin.remove_directory(target), Err(HostError::Busy { .. })));
+        fake.bind(source, target, Access::ReadOnly).unwrap();
+        assert!(matches!(fake.bind(source, target, Access::ReadOnly), Err(HostError::Occupied { .. })));
+        assert!(fake.mount_table().unwrap().at(target).unwrap().read_only);
+        assert_eq!(fake.mount_table().unwrap().of_device(device).count(), 2);
+        assert!(matches!(fake.remove_directory(target), Err(HostError::Busy { .. })));
         for path in [target, source, source] {
-            twin.unmount(path).unwrap();
-            twin.remove_directory(path).unwrap();
+            fake.unmount(path).unwrap();
+            fake.remove_directory(path).unwrap();
         }
-        assert_eq!((twin.mounts(), twin.directories()), (vec![], vec![]));
+        assert_eq!((fake.mounts(), fake.directories()), (vec![], vec![]));
     }
 
     #[test]
     fn the_nth_call_fails_once_and_has_no_effect() {
-        let (twin, _) = scripted();
-        twin.fail(Operation::Bind, 2, Errno::IO);
-        twin.fail(Operation::Unmount, 1, Errno::BUSY);
+        let (fake, _) = with_source();
+        fake.fail(Operation::Bind, 2, Errno::IO);
+        fake.fail(Operation::Unmount, 1, Errno::BUSY);
         let (source, target) = (Path::new("/source"), Path::new("/target"));
-        twin.bind(source, target, Access::ReadWrite).unwrap();
-        assert!(matches!(twin.unmount(target), Err(HostError::Busy { .. })));
-        twin.unmount(target).unwrap();
-        assert!(matches!(twin.bind(source, target, Access::ReadWrite), Err(HostError::Bind { .. })));
-        twin.bind(source, target, Access::ReadWrite).unwrap();
-        assert_eq!(twin.mounts().len(), 2);
+        fake.bind(source, target, Access::ReadWrite).unwrap();
+        assert!(matches!(fake.unmount(target), Err(HostError::Busy { .. })));
+        fake.unmount(target).unwrap();
+        assert!(matches!(fake.bind(source, target, Access::ReadWrite), Err(HostError::Bind { .. })));
+        fake.bind(source, target, Access::ReadWrite).unwrap();
+        assert_eq!(fake.mounts().len(), 2);
         assert_eq!(
-            twin.calls().last(),
+            fake.calls().last(),
             Some(&Call::Bind { source: source.to_owned(), target: target.to_owned(), access: Access::ReadWrite })
         );
     }
 
     #[test]
-    fn probes_answer_from_the_script_first_and_then_from_the_table() {
-        let (twin, device) = scripted();
-        twin.answer_probe("/source", Probe::Hung);
-        assert_eq!(probe(&twin, "/source"), "hung");
-        assert_eq!(probe(&twin, "/source"), format!("alive as device {device}"));
-        assert_eq!(probe(&twin, "/missing"), "missing");
-        twin.abort(device).unwrap();
-        assert!(probe(&twin, "/source").starts_with("dead"));
+    fn queued_probe_results_come_before_the_table() {
+        let (fake, device) = with_source();
+        fake.answer_probe("/source", Probe::Hung);
+        assert_eq!(probe(&fake, "/source"), "hung");
+        assert_eq!(probe(&fake, "/source"), format!("alive as device {device}"));
+        assert_eq!(probe(&fake, "/missing"), "missing");
+        fake.abort(device).unwrap();
+        assert!(probe(&fake, "/source").starts_with("dead"));
     }
 }
