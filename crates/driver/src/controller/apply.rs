@@ -1,40 +1,49 @@
-//! Does what was decided: each step is one call of the API server that may be repeated, by us or by anybody else.
+//! Executes a decision: each action is one idempotent call of the API server.
 //!
-//! The order is the decision's own: attachments by compare-and-swap, then Pods, then deletions with preconditions. Facts that
-//! only a cache vouches for are read again, without one, before anything is written that depends on them.
+//! In this order: attachments by compare-and-swap, then Pods, then deletions with preconditions. Facts that
+//! only the cache has are read again without it before anything is written that depends on them.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use s3csi_core::WorkloadUid;
-use s3csi_core::attachment::{Creator, Decision, Deletion, Entries, PodStep, Precondition, SpecWrite, may_retire};
+use s3csi_core::attachment::{
+    AttachmentWrite, CreatorState, Decision, Deletion, Entries, PodAction, Precondition, may_retire,
+};
 use s3csi_core::mountpoint_pod::{InvalidPodShape, PodShape};
 use serde_json::{Value, json};
 
-use super::cache::{Cache, News, Unit};
+use super::cache::{Cache, ReconcileKey};
 use super::facts;
-use super::fresh::{Fresh, FreshError};
-use super::pod::{PodOrder, PodSettings, mountpoint_pod};
-use super::steps::{Step, Steps};
+use super::failpoints::{Failpoint, Failpoints};
+use super::pod::{PodParameters, PodSettings, mountpoint_pod};
+use super::uncached::{UncachedReadError, UncachedReader};
 use crate::api::call::{CallError, call};
+use crate::api::watch::WatchUpdate;
 use crate::api::{self, MountpointS3PodAttachment, MountpointS3PodAttachmentSpec, WorkloadAttachment};
 
-/// Everything that steps need.
 pub struct Apply {
     pub attachments: Api<MountpointS3PodAttachment>,
     pub pods: Api<Pod>,
     pub settings: PodSettings,
-    pub fresh: Fresh,
-    pub steps: Steps,
+    pub uncached: UncachedReader,
+    pub failpoints: Failpoints,
 }
 
-/// Why a decision was not carried out to its end. The next look decides anew.
+/// A Mountpoint Pod and the source it serves.
+#[derive(Clone, Copy)]
+struct PodName<'a> {
+    name: &'a str,
+    source: &'a str,
+}
+
+/// Why a decision was not executed completely. The next reconciliation decides again.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    #[error("attachment {name} was changed by somebody else meanwhile")]
+    #[error("attachment {name} was changed by another writer")]
     LostRace { name: String },
 
     #[error("failed to write attachment {name}")]
@@ -44,16 +53,16 @@ pub enum ApplyError {
         cause: CallError,
     },
 
-    #[error("failed to make sure that nobody needs what looks unused")]
-    Fresh {
+    #[error("failed to verify that what looks unused is unused")]
+    UncachedReader {
         #[source]
-        cause: FreshError,
+        cause: UncachedReadError,
     },
 
-    #[error("workload {workload} lives, although the watch has not told so yet")]
-    StaleLives { workload: WorkloadUid },
+    #[error("workload {workload} exists, although the watch has not reported it yet")]
+    StaleWorkloadExists { workload: WorkloadUid },
 
-    #[error("no Mountpoint Pod can be made for the volume")]
+    #[error("no Mountpoint Pod can be created for the volume")]
     Shape {
         #[source]
         cause: InvalidPodShape,
@@ -67,7 +76,12 @@ pub enum ApplyError {
         cause: CallError,
     },
 
-    #[error("failed to ask for the end of Mountpoint Pod {name}")]
+    #[error(
+        "Mountpoint Pod {name} is not created: node {node} is cordoned, and the Pod before it serves until it ends"
+    )]
+    Cordoned { name: String, node: String },
+
+    #[error("failed to retire Mountpoint Pod {name}")]
     RetirePod {
         name: String,
         #[source]
@@ -90,13 +104,17 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
-    /// Whether attachments were not written as decided.
-    pub fn is_about_specs(&self) -> bool {
+    /// Whether the attachments were not written as decided.
+    pub fn is_attachment_write(&self) -> bool {
         match self {
-            // Reads without a cache come before writes of specs, and before a Pod is retired: both ways, nobody was told.
-            Self::Fresh { .. } | Self::LostRace { .. } | Self::WriteAttachment { .. } | Self::StaleLives { .. } => true,
+            // Uncached reads come before attachments are written and before a Pod is retired: either way no workload is assigned yet.
+            Self::UncachedReader { .. }
+            | Self::LostRace { .. }
+            | Self::WriteAttachment { .. }
+            | Self::StaleWorkloadExists { .. } => true,
             Self::Shape { .. }
             | Self::StartPod { .. }
+            | Self::Cordoned { .. }
             | Self::RetirePod { .. }
             | Self::DeletePod { .. }
             | Self::DeleteAttachment { .. } => false,
@@ -105,23 +123,23 @@ impl ApplyError {
 }
 
 impl Apply {
-    pub fn new(client: &Client, settings: PodSettings, steps: Steps) -> Self {
-        let driver = settings.names.driver().to_owned();
+    pub fn new(client: &Client, settings: PodSettings, failpoints: Failpoints) -> Self {
+        let driver = settings.keys.driver().to_owned();
         Self {
             attachments: api::attachments(client.clone(), &driver),
             pods: Api::namespaced(client.clone(), &settings.namespace),
-            fresh: Fresh::new(client, &driver, &settings.namespace),
+            uncached: UncachedReader::new(client, &driver, &settings.namespace),
             settings,
-            steps,
+            failpoints,
         }
     }
 
-    /// Carries a decision out. What was written is told to the cache at once. The errors are those of steps that stand on
-    /// their own; one alone means that nothing after it was done.
-    pub async fn run(&self, cache: &Mutex<Cache>, unit: &Unit, decision: &Decision) -> Vec<ApplyError> {
+    /// Executes a decision and updates the cache with what was written. A failed attachment write is the only error; the errors
+    /// of all later actions are collected.
+    pub async fn run(&self, cache: &Mutex<Cache>, key: &ReconcileKey, decision: &Decision) -> Vec<ApplyError> {
         let mut written = BTreeMap::new();
-        for spec in &decision.specs {
-            match self.write_spec(cache, unit, spec).await {
+        for spec in &decision.attachment_writes {
+            match self.write_spec(cache, key, spec).await {
                 Ok(version) => written.insert(spec.name(), version),
                 Err(error) => return vec![error],
             };
@@ -129,8 +147,12 @@ impl Apply {
         let mut errors = Vec::new();
         for step in &decision.pods {
             let outcome = match step {
-                PodStep::Start { name, attachment: _, workload } => self.start(cache, unit, name, workload).await,
-                PodStep::Retire { name, uid, creator } => self.retire(cache, unit, name, uid, *creator).await,
+                PodAction::Start { name, source, attachment: _, workload } => {
+                    self.start(cache, key, PodName { name, source }, workload).await
+                }
+                PodAction::Retire { name, uid, source, creator } => {
+                    self.retire(cache, key, PodName { name, source }, uid, *creator).await
+                }
             };
             errors.extend(outcome.err());
         }
@@ -156,46 +178,55 @@ impl Apply {
     }
 
     /// Returns the version that was written.
-    async fn write_spec(&self, cache: &Mutex<Cache>, unit: &Unit, spec: &SpecWrite) -> Result<String, ApplyError> {
+    async fn write_spec(
+        &self,
+        cache: &Mutex<Cache>,
+        key: &ReconcileKey,
+        spec: &AttachmentWrite,
+    ) -> Result<String, ApplyError> {
         let stale: Vec<&WorkloadUid> = spec.stale_workloads().collect();
         if !stale.is_empty() {
-            let living = self.fresh.living_workloads(&unit.node).await.map_err(|cause| ApplyError::Fresh { cause })?;
+            let living = self
+                .uncached
+                .living_workloads(&key.node)
+                .await
+                .map_err(|cause| ApplyError::UncachedReader { cause })?;
             if let Some(workload) = stale.into_iter().find(|it| living.contains(*it)) {
-                return Err(ApplyError::StaleLives { workload: workload.clone() });
+                return Err(ApplyError::StaleWorkloadExists { workload: workload.clone() });
             }
         }
         let name = spec.name();
         let (object, step) = match spec {
-            SpecWrite::CreateAttachment { fields, entries, .. } => {
+            AttachmentWrite::CreateAttachment { fields, entries, .. } => {
                 let spec = MountpointS3PodAttachmentSpec::new(fields, entries);
-                let resource = api::attachment_resource(self.settings.names.driver());
+                let resource = api::attachment_resource(self.settings.keys.driver());
                 let mut object = MountpointS3PodAttachment::new(name, &resource, spec);
-                let label = (self.settings.names.driver_version(), self.settings.driver_version.clone());
+                let label = (self.settings.keys.driver_version(), self.settings.driver_version.clone());
                 object.metadata.labels = Some(BTreeMap::from([label]));
-                (call(self.attachments.create(&PostParams::default(), &object)).await, Step::AttachmentCreated)
+                (call(self.attachments.create(&PostParams::default(), &object)).await, Failpoint::AttachmentCreated)
             }
-            SpecWrite::EditAttachment { resource_version, entries, .. } => {
-                let known = lock(cache).attachments_of(unit).find(|it| it.attachment.name == name).cloned();
+            AttachmentWrite::EditAttachment { resource_version, entries, .. } => {
+                let known = cache.lock().attachments_of(key).find(|it| it.attachment.name == name).cloned();
                 let removed = known.iter().flat_map(|it| it.attachment.entries.keys());
                 let patch = Patch::Merge(entries_patch(resource_version, removed, entries));
                 let parameters = PatchParams::default();
-                (call(self.attachments.patch(name, &parameters, &patch)).await, Step::AttachmentEdited)
+                (call(self.attachments.patch(name, &parameters, &patch)).await, Failpoint::AttachmentEdited)
             }
         };
         let object = object.map_err(|cause| {
             let name = name.to_owned();
-            // One that is gone was removed by somebody else; whoever still needs it makes it anew.
+            // Deleted by another writer; if it is still needed, the next reconciliation creates it.
             if cause.is_lost_race() || cause.is_not_found() {
                 ApplyError::LostRace { name }
             } else {
                 ApplyError::WriteAttachment { name, cause }
             }
         })?;
-        self.steps.done(step);
-        tracing::info!(attachment = name, node = unit.node, volume = %unit.persistent_volume, changes = ?spec.changes(), "attachment written");
+        self.failpoints.hit(step);
+        tracing::info!(attachment = name, node = key.node, volume = %key.persistent_volume, changes = ?spec.changes(), "attachment written");
         let version = object.metadata.resource_version.clone().unwrap_or_default();
         if let Some(fact) = facts::attachment(&object) {
-            lock(cache).tell_attachments(News::Changed(fact));
+            cache.lock().update_attachments(WatchUpdate::Changed(fact));
         }
         Ok(version)
     }
@@ -203,33 +234,39 @@ impl Apply {
     async fn start(
         &self,
         cache: &Mutex<Cache>,
-        unit: &Unit,
-        name: &str,
+        key: &ReconcileKey,
+        PodName { name, source }: PodName<'_>,
         workload: &WorkloadUid,
     ) -> Result<(), ApplyError> {
-        // Decided a moment ago; if the volume is gone meanwhile, the next look says so.
-        let Some(volume) = lock(cache).volume(&unit.persistent_volume).cloned() else {
+        // If the volume was deleted meanwhile, the next reconciliation reports it.
+        let Some(volume) = cache.lock().volume(&key.persistent_volume).cloned() else {
             return Ok(());
         };
         let shape =
             PodShape::parse(&volume.attributes, &volume.mount_options).map_err(|cause| ApplyError::Shape { cause })?;
-        let order = PodOrder {
+        let node = self.uncached.node(&key.node).await;
+        if name != source && node.as_ref().is_some_and(|it| it.is_cordoned) {
+            return Err(ApplyError::Cordoned { name: name.to_owned(), node: key.node.clone() });
+        }
+        let parameters = PodParameters {
             name,
-            node: &unit.node,
+            source,
+            node_uid: node.as_ref().map(|it| it.uid.as_str()),
+            node: &key.node,
             workload,
-            persistent_volume: &unit.persistent_volume,
+            persistent_volume: &key.persistent_volume,
             volume_id: &volume.handle,
             shape: &shape,
         };
-        let pod = mountpoint_pod(&self.settings, &order);
+        let pod = mountpoint_pod(&self.settings, &parameters);
         match call(self.pods.create(&PostParams::default(), &pod)).await {
             Ok(pod) => {
-                self.steps.done(Step::PodStarted);
-                tracing::info!(pod = name, node = unit.node, volume = %unit.persistent_volume, "Mountpoint Pod started");
-                self.tell_pod(cache, &pod);
+                self.failpoints.hit(Failpoint::PodStarted);
+                tracing::info!(pod = name, node = key.node, volume = %key.persistent_volume, "Mountpoint Pod started");
+                self.update_pod(cache, &pod);
                 Ok(())
             }
-            Err(cause) if cause.is_already_there() => Ok(()),
+            Err(cause) if cause.is_already_exists() => Ok(()),
             Err(cause) => Err(ApplyError::StartPod { name: name.to_owned(), workload: workload.clone(), cause }),
         }
     }
@@ -237,25 +274,26 @@ impl Apply {
     async fn retire(
         &self,
         cache: &Mutex<Cache>,
-        unit: &Unit,
-        name: &str,
+        key: &ReconcileKey,
+        PodName { name, source }: PodName<'_>,
         uid: &str,
-        creator: Creator,
+        creator: CreatorState,
     ) -> Result<(), ApplyError> {
-        let observed = lock(cache).observe(unit);
-        let fresh = self.fresh.read(unit, observed, creator).await.map_err(|cause| ApplyError::Fresh { cause })?;
-        if !may_retire(&fresh, name) {
+        let observed = cache.lock().observe(key);
+        let uncached =
+            self.uncached.read(key, observed, creator).await.map_err(|cause| ApplyError::UncachedReader { cause })?;
+        if !may_retire(&uncached, source) {
             tracing::debug!(pod = name, "Mountpoint Pod is in use after all");
             return Ok(());
         }
         // The UID is a precondition: the next Pod under this name is another one.
         let patch =
-            json!({ "metadata": { "uid": uid, "annotations": { self.settings.names.needs_unmount(): "true" } } });
+            json!({ "metadata": { "uid": uid, "annotations": { self.settings.keys.needs_unmount(): "true" } } });
         match call(self.pods.patch(name, &PatchParams::default(), &Patch::Merge(patch))).await {
             Ok(pod) => {
-                self.steps.done(Step::PodRetired);
-                tracing::info!(pod = name, node = unit.node, volume = %unit.persistent_volume, "Mountpoint Pod is no longer needed");
-                self.tell_pod(cache, &pod);
+                self.failpoints.hit(Failpoint::PodRetired);
+                tracing::info!(pod = name, node = key.node, volume = %key.persistent_volume, "Mountpoint Pod is no longer needed");
+                self.update_pod(cache, &pod);
                 Ok(())
             }
             Err(cause) if cause.is_not_found() || cause.is_lost_race() => Ok(()),
@@ -269,11 +307,11 @@ impl Apply {
         let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         match call(self.pods.delete(name, &parameters)).await {
             Ok(_) => {
-                self.steps.done(Step::PodDeleted);
+                self.failpoints.hit(Failpoint::PodDeleted);
                 tracing::info!(pod = name, "Mountpoint Pod deleted");
                 Ok(())
             }
-            // It changed: the watch tells, and we look again.
+            // It changed: the watch reports it, and the key is reconciled again.
             Err(cause) if cause.is_not_found() || cause.is_lost_race() => Ok(()),
             Err(cause) => Err(ApplyError::DeletePod { name: name.to_owned(), cause }),
         }
@@ -284,7 +322,7 @@ impl Apply {
         let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         match call(self.attachments.delete(name, &parameters)).await {
             Ok(_) => {
-                self.steps.done(Step::AttachmentDeleted);
+                self.failpoints.hit(Failpoint::AttachmentDeleted);
                 tracing::info!(attachment = name, "attachment deleted");
                 Ok(())
             }
@@ -293,15 +331,15 @@ impl Apply {
         }
     }
 
-    fn tell_pod(&self, cache: &Mutex<Cache>, pod: &Pod) {
-        if let Some(fact) = facts::started_pod(&self.settings.names, pod) {
-            lock(cache).tell_pods(News::Changed(fact));
+    fn update_pod(&self, cache: &Mutex<Cache>, pod: &Pod) {
+        if let Some(fact) = facts::mountpoint_pod_facts(&self.settings.keys, pod) {
+            cache.lock().update_pods(WatchUpdate::Changed(fact));
         }
     }
 }
 
-/// All entries as they shall be, if the object still has this version. In a merge patch what is not named stays, so
-/// entries that end are named as nothing.
+/// Replaces all entries if the object still has this version. A merge patch keeps what it does not name, so
+/// entries that are removed are set to null.
 fn entries_patch<'a>(version: &str, known: impl IntoIterator<Item = &'a String>, entries: &Entries) -> Value {
     let removed = known.into_iter().map(|it| (it.clone(), Value::Null));
     let kept = entries.iter().map(|(pod, entries)| {
@@ -310,9 +348,4 @@ fn entries_patch<'a>(version: &str, known: impl IntoIterator<Item = &'a String>,
     });
     let all: serde_json::Map<String, Value> = removed.chain(kept).collect();
     json!({ "metadata": { "resourceVersion": version }, "spec": { "mountpointS3PodAttachments": all } })
-}
-
-pub(super) fn lock(cache: &Mutex<Cache>) -> std::sync::MutexGuard<'_, Cache> {
-    // A panic in the middle of a change leaves at worst old facts, which are harmless.
-    cache.lock().unwrap_or_else(PoisonError::into_inner)
 }

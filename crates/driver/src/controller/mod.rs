@@ -1,96 +1,98 @@
 //! The controller of strategy `pod`: for each PV on each node observe → decide → apply → report.
 //!
-//! Watches feed a cache of facts and a queue of units; workers take one unit each and look at it. What to do is decided by
-//! `s3csi_core::attachment`; nothing is remembered that the API server does not know. If several controllers run, the
-//! holder of a Lease works and the others wait. Even two that work at once do no harm, see there.
+//! Watches feed a cache of facts and a queue of keys; each key is reconciled by one worker at a time. `s3csi_core::attachment`
+//! decides; no state is kept that the API server does not have. If several controllers run, the holder of a Lease works and
+//! the others stand by. Two that work at the same time do no harm, see there.
 
 mod apply;
 mod cache;
-mod election;
 mod facts;
-mod fresh;
-pub mod names;
+pub mod failpoints;
+mod health;
+mod leader_election;
 pub mod pod;
 mod queue;
 mod reconcile;
-mod report;
-pub mod steps;
-mod vitals;
-mod watch;
+mod status;
+mod uncached;
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use s3csi_core::Chain;
-use s3csi_core::attachment::Timestamp;
+use s3csi_core::attachment::{Timestamp, Workload};
 use tokio::task::JoinSet;
 
-use self::apply::{Apply, lock};
-use self::cache::{Affected, Cache, Unit};
-pub use self::election::Candidacy;
-use self::election::Election;
+use self::apply::Apply;
+use self::cache::{Cache, ReconcileKey, ReconcileKeys};
+use self::failpoints::Failpoints;
+pub use self::health::Health;
+use self::leader_election::LeaderElection;
+pub use self::leader_election::LeaderElectionConfig;
 use self::pod::{Platform, PodSettings};
 use self::queue::Queue;
-use self::reconcile::{Outcome, Reconciler};
-use self::report::Report;
-use self::steps::Steps;
-pub use self::vitals::Vitals;
-use self::watch::Selection;
+use self::reconcile::{ReconcileOutcome, Reconciler, VolumeLocks};
+use self::status::StatusReporter;
 use crate::api;
+use crate::api::watch::{FieldSelector, Watch, WatchHandler, WatchUpdate};
 
-/// How often everything is looked at, whether or not a watch told anything: what was lost is found again.
-const LOOK_AT_ALL_EVERY: Duration = Duration::from_mins(2);
+/// How often everything is reconciled without a change: watch events may be lost.
+const RESYNC_INTERVAL: Duration = Duration::from_mins(2);
 
-const PLATFORM_PAUSE: Duration = Duration::from_secs(2);
+/// Between two attempts to find out.
+const PLATFORM_RETRY: Duration = Duration::from_secs(2);
 
-/// Everything a controller needs to know.
+/// Configuration of a controller.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ControllerConfig {
     pub pods: PodSettings,
-    /// Of this process, different for each.
+    /// Unique for each process.
     pub identity: String,
-    /// Without it we work at once, whoever else does.
-    pub candidacy: Option<Candidacy>,
+    /// `None`: work at once, without an election.
+    pub leader_election: Option<LeaderElectionConfig>,
     pub workers: NonZeroUsize,
-    pub steps: Steps,
+    /// How many Mountpoint Pods of a node are replaced at the same time after an upgrade of the driver.
+    pub upgrades_per_node: usize,
+    pub failpoints: Failpoints,
 }
 
-/// Works, whenever elected, until `shutdown` completes.
-pub async fn run(client: Client, settings: Settings, vitals: Arc<Vitals>, shutdown: impl Future<Output = ()>) {
+/// Works while it is the leader, until `shutdown` completes.
+pub async fn run(client: Client, config: ControllerConfig, health: Arc<Health>, shutdown: impl Future<Output = ()>) {
     let mut shutdown = std::pin::pin!(shutdown);
-    let Some(candidacy) = settings.candidacy.clone() else {
+    let Some(election_config) = config.leader_election.clone() else {
         tokio::select! {
-            () = work(&client, &settings, &vitals) => {}
+            () = work(&client, &config, &health) => {}
             () = &mut shutdown => {}
         }
         return;
     };
-    let mut election = Election::new(client.clone(), candidacy);
+    let mut election = LeaderElection::new(client.clone(), election_config);
     loop {
-        tokio::select! {
-            () = election.win(&vitals.election) => {}
+        let leader_since = tokio::select! {
+            since = election.acquire(&health.election) => since,
             () = &mut shutdown => return,
-        }
-        tracing::info!(identity = settings.identity, "elected, working");
-        // Dropping the work ends it between any two calls, as a crash would.
+        };
+        tracing::info!(identity = config.identity, "became leader");
+        // Dropping the future ends the work between any two calls, as a crash would.
         tokio::select! {
-            () = work(&client, &settings, &vitals) => {}
-            () = election.hold(&vitals.election) => {
-                tracing::warn!(identity = settings.identity, "lost the Lease, waiting for the next election");
+            () = work(&client, &config, &health) => {}
+            () = election.renew(&health.election, leader_since) => {
+                tracing::warn!(identity = config.identity, "lost the Lease, standing by");
             }
             () = &mut shutdown => {
-                election.resign().await;
+                election.release().await;
                 return;
             }
         }
-        vitals.rest();
+        health.stop_leading();
     }
 }
 
-/// Whether the cluster chooses users of Pods itself. Asks until there is an answer: nothing can be done before.
+/// Whether the cluster assigns the users of Pods. Retried until the API server answers: nothing can be done before.
 pub async fn platform(client: &Client) -> Platform {
     loop {
         let error = match api::call::call(client.list_api_groups()).await {
@@ -100,132 +102,148 @@ pub async fn platform(client: &Client) -> Platform {
             Ok(_) => return Platform::Kubernetes,
             Err(error) => error,
         };
-        tracing::warn!(error = %Chain(&error), "cannot tell what kind of cluster this is, asking again");
-        tokio::time::sleep(PLATFORM_PAUSE).await;
+        tracing::warn!(error = %Chain(&error), "failed to list API groups, retrying");
+        tokio::time::sleep(PLATFORM_RETRY).await;
     }
 }
 
-/// Never returns. The caches are filled anew each time, so that nothing in them is older than our leadership.
-async fn work(client: &Client, settings: &Settings, vitals: &Arc<Vitals>) {
-    let names = &settings.pods.names;
+/// Never returns. The cache is filled from scratch each time, so that nothing in it is older than our leadership.
+async fn work(client: &Client, config: &ControllerConfig, health: &Arc<Health>) {
+    let keys = &config.pods.keys;
+    let (status, event_writer) = StatusReporter::new(client, keys.driver(), &config.identity, config.failpoints);
     let reconciler = Arc::new(Reconciler {
-        cache: Mutex::new(Cache::new(names.driver(), &settings.pods.driver_version)),
-        apply: Apply::new(client, settings.pods.clone(), settings.steps),
-        report: Report::new(client, names.driver(), &settings.identity, settings.steps),
+        cache: Mutex::new(Cache::new(keys.driver(), &config.pods.driver_version, config.upgrades_per_node)),
+        single_node_volumes: VolumeLocks::default(),
+        replacements: tokio::sync::Mutex::default(),
+        apply: Apply::new(client, config.pods.clone(), config.failpoints),
+        status,
     });
     let queue = Arc::new(Queue::default());
-    vitals.begin(&queue);
+    health.start_leading(&queue);
     {
         let reconciler = reconciler.clone();
-        vitals.count_with(move || lock(&reconciler.cache).tally());
+        health.count_with(move || reconciler.cache.lock().counts());
     }
     let mut tasks = JoinSet::new();
-    follow_all(&mut tasks, client, settings, vitals, &reconciler, &queue);
-    tasks.spawn(look_at_all_now_and_then(reconciler.clone(), queue.clone()));
-    for _ in 0..settings.workers.get() {
-        tasks.spawn(look_forever(reconciler.clone(), queue.clone(), vitals.clone()));
+    tasks.spawn(event_writer);
+    watch_all(&mut tasks, client, config, health, &reconciler, &queue);
+    tasks.spawn(resync_periodically(reconciler.clone(), queue.clone()));
+    for _ in 0..config.workers.get() {
+        tasks.spawn(run_worker(reconciler.clone(), queue.clone(), health.clone()));
     }
     while let Some(ended) = tasks.join_next().await {
-        // Only a panic ends one of them; without it the rest is worth nothing, so we start over.
+        // Only a panic ends one of them; the others are of no use without it.
         if let Err(error) = ended {
-            tracing::error!(%error, "a task of the controller ended, starting over");
+            tracing::error!(%error, "a controller task panicked, restarting all");
             return;
         }
     }
 }
 
-fn follow_all(
+fn watch_all(
     tasks: &mut JoinSet<()>,
     client: &Client,
-    settings: &Settings,
-    vitals: &Arc<Vitals>,
+    config: &ControllerConfig,
+    health: &Arc<Health>,
     reconciler: &Arc<Reconciler>,
-    queue: &Arc<Queue<Unit>>,
+    queue: &Arc<Queue<ReconcileKey>>,
 ) {
-    macro_rules! follow {
-        ($pulse:ident, $api:expr, $fact:expr, $tell:expr) => {{
-            let (vitals, reconciler, queue) = (vitals.clone(), reconciler.clone(), queue.clone());
+    macro_rules! watch {
+        ($heartbeat:ident, $api:expr, $fact:expr, $update:expr) => {{
+            let (health, reconciler, queue) = (health.clone(), reconciler.clone(), queue.clone());
             let api = $api;
             tasks.spawn(async move {
-                let tell = |news| look_at(&queue, $tell(&mut lock(&reconciler.cache), news));
-                watch::follow(api, Selection::default(), &vitals.$pulse, || {}, $fact, tell).await;
+                let update = |update| enqueue(&queue, $update(&mut reconciler.cache.lock(), update));
+                let watch = Watch { api, selector: FieldSelector::All, heartbeat: &health.$heartbeat };
+                watch.run($fact, update).await;
             });
         }};
     }
-    let names = settings.pods.names.clone();
-    let driver = names.driver().to_owned();
-    let namespace = &settings.pods.namespace;
-    follow!(attachments, api::attachments(client.clone(), &driver), facts::attachment, Cache::tell_attachments);
+    let keys = config.pods.keys.clone();
+    let driver = keys.driver().to_owned();
+    let namespace = &config.pods.namespace;
+    watch!(attachments, api::attachments(client.clone(), &driver), facts::attachment, Cache::update_attachments);
     let volumes: Api<PersistentVolume> = Api::all(client.clone());
-    follow!(volumes, volumes, |it| facts::volume(&driver, it), Cache::tell_volumes);
+    watch!(volumes, volumes, |it| facts::volume(&driver, it), Cache::update_volumes);
     let claims: Api<PersistentVolumeClaim> = Api::all(client.clone());
-    follow!(claims, claims, facts::claim, Cache::tell_claims);
+    watch!(claims, claims, facts::claim, Cache::update_claims);
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    follow!(pods, pods, |it| facts::started_pod(&names, it), Cache::tell_pods);
-    tasks.spawn(follow_workloads(
+    watch!(pods, pods, |it| facts::mountpoint_pod_facts(&keys, it), Cache::update_pods);
+    tasks.spawn(watch_workloads(
         Api::all(client.clone()),
         namespace.clone(),
-        vitals.clone(),
+        health.clone(),
         reconciler.clone(),
         queue.clone(),
     ));
 }
 
-async fn follow_workloads(
+async fn watch_workloads(
     api: Api<Pod>,
     mountpoint_namespace: String,
-    vitals: Arc<Vitals>,
+    health: Arc<Health>,
     reconciler: Arc<Reconciler>,
-    queue: Arc<Queue<Unit>>,
+    queue: Arc<Queue<ReconcileKey>>,
 ) {
-    // Pods that nobody has scheduled need nothing yet, those that have ended nothing any more: leaving the selection is
-    // told like a deletion.
+    // Pods that are not scheduled need nothing yet, those that have ended need nothing any more. The API server reports a Pod
+    // that no longer matches the selector as deleted.
     let fields = format!(
         "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed,metadata.namespace!={mountpoint_namespace}"
     );
-    let selection = Selection { fields: Some(fields) };
-    // Then a workload that an attachment names and this list does not is gone for sure, and nobody waits until it is stale.
-    vitals.attachments.wait_until_listed().await;
-    let begin = || lock(&reconciler.cache).expect_attached_workloads();
-    let tell = |news| {
-        let affected = lock(&reconciler.cache).tell_workloads(news, std::time::Instant::now());
-        look_at(&queue, affected);
-    };
-    watch::follow(api, selection, &vitals.workloads, begin, facts::workload, tell).await;
+    // A workload that an attachment names and a later list does not is known to be gone, without waiting until it is stale.
+    health.attachments.wait_until_listed().await;
+    let watch = Watch { api, selector: FieldSelector::Required(fields), heartbeat: &health.workloads };
+    watch.run(facts::workload, WorkloadHandler { reconciler, queue }).await;
 }
 
-fn look_at(queue: &Queue<Unit>, affected: Affected) {
-    for unit in affected {
-        queue.add(unit, Duration::ZERO);
+struct WorkloadHandler {
+    reconciler: Arc<Reconciler>,
+    queue: Arc<Queue<ReconcileKey>>,
+}
+
+impl WatchHandler<Workload> for WorkloadHandler {
+    fn before_list(&mut self) {
+        self.reconciler.cache.lock().expect_attached_workloads();
+    }
+
+    fn update(&mut self, update: WatchUpdate<Workload>) {
+        let affected = self.reconciler.cache.lock().update_workloads(update, std::time::Instant::now());
+        enqueue(&self.queue, affected);
     }
 }
 
-/// What no event told: time alone changes some answers, and events may be lost.
-async fn look_at_all_now_and_then(reconciler: Arc<Reconciler>, queue: Arc<Queue<Unit>>) {
+fn enqueue(queue: &Queue<ReconcileKey>, keys: ReconcileKeys) {
+    for key in keys {
+        queue.add(key, Duration::ZERO);
+    }
+}
+
+/// Reconciles everything now and then: some decisions depend on time, and watch events may be lost.
+async fn resync_periodically(reconciler: Arc<Reconciler>, queue: Arc<Queue<ReconcileKey>>) {
     loop {
-        tokio::time::sleep(LOOK_AT_ALL_EVERY).await;
-        let units = {
-            let mut cache = lock(&reconciler.cache);
-            cache.forget_gone(std::time::Instant::now());
-            reconciler.report.forget(|uid| cache.workload(uid).is_none());
-            cache.units()
+        tokio::time::sleep(RESYNC_INTERVAL).await;
+        let keys = {
+            let mut cache = reconciler.cache.lock();
+            cache.expire_gone(std::time::Instant::now());
+            reconciler.status.events.forget_pods(|uid| uid.parse().is_ok_and(|uid| cache.workload(&uid).is_none()));
+            cache.all_keys()
         };
-        look_at(&queue, units);
+        enqueue(&queue, keys);
     }
 }
 
-async fn look_forever(reconciler: Arc<Reconciler>, queue: Arc<Queue<Unit>>, vitals: Arc<Vitals>) {
-    // Before everything is known, much would look unused.
-    vitals.wait_until_listed().await;
+async fn run_worker(reconciler: Arc<Reconciler>, queue: Arc<Queue<ReconcileKey>>, health: Arc<Health>) {
+    // Before everything is listed, much would look unused.
+    health.wait_until_listed().await;
     loop {
-        let unit = queue.next().await;
+        let key = queue.next().await;
         let start = std::time::Instant::now();
-        let outcome = reconciler.look_at(&unit, now()).await;
-        vitals.metrics().reconciled(outcome.name(), start.elapsed());
+        let outcome = reconciler.reconcile(&key, now()).await;
+        health.metrics().reconciled(outcome.name(), start.elapsed());
         match outcome {
-            Outcome::Done { look_again_in } => queue.done(&unit, look_again_in),
-            Outcome::TryAgain => {
-                queue.failed(&unit);
+            ReconcileOutcome::Done { requeue_after } => queue.done(&key, requeue_after),
+            ReconcileOutcome::Retry => {
+                queue.failed(&key);
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The Mountpoint Pod as an object of the Kubernetes API: settings and facts in, object out.
+//! Builds the Mountpoint Pod as an object of the Kubernetes API.
 //!
-//! It meets the Pod security standard `restricted`: no privileges, no service-account token, a root file system that
-//! nobody writes to. The node mounts; this Pod only holds the descriptor it is given.
+//! It meets the Pod security standard `restricted`: no privileges, no service-account token, a read-only root file system.
+//! The node mounts; this Pod only receives the FUSE descriptor.
 
 use std::collections::BTreeMap;
 
@@ -12,43 +12,52 @@ use k8s_openapi::api::core::v1::{
     SeccompProfile, SecurityContext, Toleration, Volume, VolumeMount, VolumeResourceRequirements,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use s3csi_core::mountpoint_pod::{CACHE_DIRECTORY, Cache, Medium, PodShape, Resources};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use s3csi_core::mountpoint_pod::{CACHE_DIRECTORY, CacheVolume, DefaultResources, Medium, PodShape, Resources};
 use s3csi_core::{PvName, WorkloadUid};
+use s3csi_handoff::{COMMUNICATION_DIRECTORY, COMMUNICATION_VOLUME};
 
-use super::names::{Names, is_label_value};
+use crate::api::{MetadataKeys, is_label_value};
 
 /// What all Mountpoint Pods have in common.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodSettings {
-    pub names: Names,
+    pub keys: MetadataKeys,
     pub namespace: String,
     pub image: String,
     pub image_pull_policy: Option<String>,
     pub image_pull_secrets: Vec<String>,
     /// The mounter in the image.
     pub command: String,
+    /// Arguments of every mounter.
+    pub mounter_arguments: Vec<String>,
     pub priority_class: Option<String>,
     pub driver_version: String,
     pub mountpoint_version: String,
-    /// A ConfigMap in the same namespace whose `ca-bundle.crt` says whom engines trust.
+    /// A ConfigMap in the same namespace with the CA certificates that engines trust, as `ca-bundle.crt`.
     pub ca_config_map: Option<String>,
+    /// For volumes that set none.
+    pub default_resources: DefaultResources,
     pub platform: Platform,
 }
 
-/// Who chooses the user and group of a Pod.
+/// What assigns the user and group of a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
-    /// We do.
+    /// The Pod's own security context.
     Kubernetes,
-    /// Its security context constraints do, and refuse Pods that choose themselves.
+    /// Security context constraints, which reject Pods that set their own.
     OpenShift,
 }
 
 /// One Mountpoint Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodOrder<'a> {
+pub struct PodParameters<'a> {
     pub name: &'a str,
+    /// The source it serves. Another name than its own if it takes over from a Pod that still serves.
+    pub source: &'a str,
+    /// The UID of its node, if it is known.
+    pub node_uid: Option<&'a str>,
     pub node: &'a str,
     pub workload: &'a WorkloadUid,
     pub persistent_volume: &'a PvName,
@@ -58,10 +67,6 @@ pub struct PodOrder<'a> {
 
 const CONTAINER: &str = "mountpoint";
 
-/// The directory that mounter and node share; drivers before us use the same names.
-const COMM: &str = "comm";
-const COMM_DIRECTORY: &str = "/comm";
-
 /// Credentials and a socket; in memory, so that no key ever touches a disk.
 const COMM_SIZE: &str = "10Mi";
 
@@ -70,29 +75,30 @@ const CA: &str = "custom-ca-cert";
 const CA_DIRECTORY: &str = "/custom-ca";
 const CA_FILE: &str = "ca-bundle.crt";
 
-/// Anybody but root. The node writes files that this group may read.
+/// Not root. The node writes files for the group of this number, which `fsGroup` adds. The primary group stays that of the image, 0: files
+/// of volumes that set no group have it, as with earlier drivers.
 const USER: i64 = 1000;
 
 /// A drained node ends Mountpoint Pods together with workloads; the mounter goes on serving until they are gone.
 const GRACE_SECONDS: i64 = 600;
 
-/// Without it the cluster autoscaler would keep a node alive for a Pod that nobody else controls.
+/// Without it the cluster autoscaler would not remove a node with a Pod that has no controller.
 const AUTOSCALER_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/daemonset-pod";
 
-pub fn mountpoint_pod(settings: &PodSettings, order: &PodOrder<'_>) -> Pod {
-    let shape = order.shape;
+pub fn mountpoint_pod(settings: &PodSettings, parameters: &PodParameters<'_>) -> Pod {
+    let shape = parameters.shape;
     let mut volumes = vec![Volume {
-        name: COMM.to_owned(),
+        name: COMMUNICATION_VOLUME.to_owned(),
         empty_dir: Some(EmptyDirVolumeSource {
             medium: Some("Memory".to_owned()),
             size_limit: Some(Quantity(COMM_SIZE.to_owned())),
         }),
         ..Volume::default()
     }];
-    let mut mounts = vec![mount(COMM, COMM_DIRECTORY)];
-    let mut arguments = Vec::new();
+    let mut mounts = vec![mount(COMMUNICATION_VOLUME, COMMUNICATION_DIRECTORY)];
+    let mut arguments = settings.mounter_arguments.clone();
     if let Some(cache) = &shape.cache {
-        volumes.push(cache_volume(&settings.names, cache));
+        volumes.push(cache_volume(&settings.keys, cache));
         mounts.push(mount(CACHE, CACHE_DIRECTORY));
         arguments.push(format!("--cache-dir={CACHE_DIRECTORY}"));
     }
@@ -112,12 +118,11 @@ pub fn mountpoint_pod(settings: &PodSettings, order: &PodOrder<'_>) -> Pod {
         image_pull_policy: settings.image_pull_policy.clone(),
         command: Some(vec![settings.command.clone()]),
         args: (!arguments.is_empty()).then_some(arguments),
-        resources: resources(shape),
+        resources: resources(&settings.default_resources.apply(shape)),
         security_context: Some(SecurityContext {
             allow_privilege_escalation: Some(false),
             capabilities: Some(Capabilities { drop: Some(vec!["ALL".to_owned()]), ..Capabilities::default() }),
             read_only_root_filesystem: Some(true),
-            run_as_group: user,
             run_as_non_root: Some(true),
             run_as_user: user,
             seccomp_profile: seccomp_profile.clone(),
@@ -128,20 +133,19 @@ pub fn mountpoint_pod(settings: &PodSettings, order: &PodOrder<'_>) -> Pod {
     };
     let pull_secrets = settings.image_pull_secrets.iter().map(|it| LocalObjectReference { name: it.clone() });
     Pod {
-        metadata: metadata(settings, order),
+        metadata: metadata(settings, parameters),
         spec: Some(PodSpec {
-            affinity: Some(on_node(order.node)),
+            affinity: Some(on_node(parameters.node)),
             automount_service_account_token: Some(false),
             containers: vec![container],
             enable_service_links: Some(false),
             image_pull_secrets: Some(pull_secrets.collect()).filter(|it: &Vec<_>| !it.is_empty()),
             node_selector: Some(BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())])),
             priority_class_name: settings.priority_class.clone(),
-            // A mounter that ended with an error is started again; one that was asked to end is not.
+            // A mounter that failed is restarted; one that was asked to exit is not.
             restart_policy: Some("OnFailure".to_owned()),
             security_context: Some(PodSecurityContext {
                 fs_group: user,
-                run_as_group: user,
                 run_as_non_root: Some(true),
                 run_as_user: user,
                 seccomp_profile,
@@ -149,7 +153,7 @@ pub fn mountpoint_pod(settings: &PodSettings, order: &PodOrder<'_>) -> Pod {
             }),
             service_account_name: shape.service_account.clone(),
             termination_grace_period_seconds: Some(GRACE_SECONDS),
-            // Where a workload was allowed to run, its mounter is.
+            // A mounter may run wherever a workload may.
             tolerations: Some(vec![Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() }]),
             volumes: Some(volumes),
             ..PodSpec::default()
@@ -158,30 +162,41 @@ pub fn mountpoint_pod(settings: &PodSettings, order: &PodOrder<'_>) -> Pod {
     }
 }
 
-fn metadata(settings: &PodSettings, order: &PodOrder<'_>) -> ObjectMeta {
-    let names = &settings.names;
+fn metadata(settings: &PodSettings, parameters: &PodParameters<'_>) -> ObjectMeta {
+    let keys = &settings.keys;
     let labels = [
-        (names.driver_version(), settings.driver_version.as_str()),
-        (names.mountpoint_version(), settings.mountpoint_version.as_str()),
-        (names.pod_uid(), order.workload.as_str()),
-        (names.volume_name(), order.persistent_volume.as_str()),
+        (keys.driver_version(), settings.driver_version.as_str()),
+        (keys.mountpoint_version(), settings.mountpoint_version.as_str()),
+        (keys.pod_uid(), parameters.workload.as_str()),
+        (keys.volume_name(), parameters.persistent_volume.as_str()),
     ];
     let annotations = [
-        (names.volume_name(), order.persistent_volume.as_str()),
-        (names.volume_id(), order.volume_id),
+        (keys.volume_name(), parameters.persistent_volume.as_str()),
+        (keys.volume_id(), parameters.volume_id),
         (AUTOSCALER_ANNOTATION.to_owned(), "true"),
     ];
     let owned = |(key, value): (String, &str)| (key, value.to_owned());
+    let source = Some((keys.source(), parameters.source)).filter(|_| parameters.source != parameters.name);
+    let node = |uid: &str| OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: parameters.node.to_owned(),
+        uid: uid.to_owned(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    };
     ObjectMeta {
-        name: Some(order.name.to_owned()),
+        name: Some(parameters.name.to_owned()),
         namespace: Some(settings.namespace.clone()),
-        labels: Some(labels.into_iter().filter(|(_, value)| is_label_value(value)).map(owned).collect()),
+        labels: Some(labels.into_iter().chain(source).filter(|(_, value)| is_label_value(value)).map(owned).collect()),
         annotations: Some(annotations.into_iter().map(owned).collect()),
+        // `kubectl drain` evicts Pods that have a controller; others only with --force.
+        owner_references: parameters.node_uid.map(|it| vec![node(it)]),
         ..ObjectMeta::default()
     }
 }
 
-/// By the scheduler, and not by naming the node ourselves: it counts resources and honours priorities.
+/// Scheduled, instead of setting `nodeName`: the scheduler accounts for resources and honours priorities.
 fn on_node(node: &str) -> Affinity {
     let this_node = NodeSelectorRequirement {
         key: "metadata.name".to_owned(),
@@ -202,7 +217,7 @@ fn on_node(node: &str) -> Affinity {
     }
 }
 
-fn resources(PodShape { requests, limits, .. }: &PodShape) -> Option<ResourceRequirements> {
+fn resources((requests, limits): &(Resources, Resources)) -> Option<ResourceRequirements> {
     let list = |Resources { cpu, memory }: &Resources| {
         let pairs = [("cpu", cpu), ("memory", memory)];
         let list: BTreeMap<String, Quantity> = pairs
@@ -216,10 +231,10 @@ fn resources(PodShape { requests, limits, .. }: &PodShape) -> Option<ResourceReq
     (!is_empty).then(|| ResourceRequirements { requests, limits, ..ResourceRequirements::default() })
 }
 
-fn cache_volume(names: &Names, cache: &Cache) -> Volume {
+fn cache_volume(keys: &MetadataKeys, cache: &CacheVolume) -> Volume {
     let name = CACHE.to_owned();
     match cache {
-        Cache::EmptyDir { size_limit, medium } => Volume {
+        CacheVolume::EmptyDir { size_limit, medium } => Volume {
             name,
             empty_dir: Some(EmptyDirVolumeSource {
                 medium: match medium {
@@ -230,12 +245,12 @@ fn cache_volume(names: &Names, cache: &Cache) -> Volume {
             }),
             ..Volume::default()
         },
-        Cache::Ephemeral { storage_class, request } => Volume {
+        CacheVolume::Ephemeral { storage_class, request } => Volume {
             name,
             ephemeral: Some(EphemeralVolumeSource {
                 volume_claim_template: Some(PersistentVolumeClaimTemplate {
                     metadata: Some(ObjectMeta {
-                        labels: Some(BTreeMap::from([(names.cache_type(), "local-ephemeral-cache".to_owned())])),
+                        labels: Some(BTreeMap::from([(keys.cache_type(), "local-ephemeral-cache".to_owned())])),
                         ..ObjectMeta::default()
                     }),
                     spec: PersistentVolumeClaimSpec {

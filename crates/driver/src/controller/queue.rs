@@ -1,10 +1,12 @@
-//! Which unit is looked at next. Each waits at most once, whoever asks for it, and never runs twice at a time.
+//! The work queue. Each key is in it at most once and is never processed by two workers at a time.
+//!
+//! kube's `scheduler` has no back-off per key, no depth or age for metrics and does not tell how long a key has been running.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -13,7 +15,7 @@ use crate::metrics::QueueDepth;
 /// The first retry; each further one waits twice as long.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
 
-/// However often something failed, it is tried again after this.
+/// The longest wait between two retries.
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -27,7 +29,7 @@ struct State<Key> {
     due: BTreeSet<(Instant, Key)>,
     due_at: HashMap<Key, Instant>,
     running: HashMap<Key, Instant>,
-    /// Asked for while it ran.
+    /// Added again while they ran.
     again: HashMap<Key, Instant>,
     failures: HashMap<Key, u32>,
 }
@@ -48,18 +50,18 @@ impl<Key> Default for Queue<Key> {
 }
 
 impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
-    /// Asks for a look, not before the delay has passed. The earliest wish counts.
+    /// Adds a key that is due after the delay. The earliest time applies.
     pub fn add(&self, key: Key, delay: Duration) {
         self.lock().add(key, Instant::now() + delay);
         self.changed.notify_one();
     }
 
-    /// Waits for the next one that is due. Whoever takes it says `done` or `failed` later.
+    /// Waits for the next key that is due. The worker calls `done` or `failed` for it.
     pub async fn next(&self) -> Key {
         loop {
             let wait = match self.lock().take(Instant::now()) {
                 Ok(key) => {
-                    // There may be more for the others.
+                    // There may be more for the other workers.
                     self.changed.notify_one();
                     return key;
                 }
@@ -75,16 +77,16 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
         }
     }
 
-    /// It went well.
-    pub fn done(&self, key: &Key, look_again_in: Option<Duration>) {
+    /// The key was processed.
+    pub fn done(&self, key: &Key, requeue_after: Option<Duration>) {
         let mut state = self.lock();
         state.failures.remove(key);
-        state.finish(key, look_again_in.map(|it| Instant::now() + it));
+        state.finish(key, requeue_after.map(|it| Instant::now() + it));
         drop(state);
         self.changed.notify_one();
     }
 
-    /// It did not: another try after a pause that grows, and is different for everybody.
+    /// The key is retried, with exponential back-off and jitter.
     pub fn failed(&self, key: &Key) -> Duration {
         let mut state = self.lock();
         let failures = state.failures.entry(key.clone()).or_default();
@@ -96,12 +98,11 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
         pause
     }
 
-    /// Since when the one that runs longest has been running.
+    /// When the key that has been running longest was taken.
     pub fn longest_running_since(&self) -> Option<Instant> {
         self.lock().running.values().min().copied()
     }
 
-    /// How much there is to do.
     pub fn depth(&self, now: Instant) -> QueueDepth {
         let state = self.lock();
         let due = state.due.iter().take_while(|(at, _)| *at <= now).count();
@@ -114,8 +115,7 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
     }
 
     fn lock(&self) -> MutexGuard<'_, State<Key>> {
-        // Every change below is a few moves that cannot panic half way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -136,7 +136,7 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> State<Key> {
         self.due.insert((at, key));
     }
 
-    /// One that is due, or when the next one will be.
+    /// A key that is due, or when the next one will be.
     fn take(&mut self, now: Instant) -> Result<Key, Option<Instant>> {
         let Some((at, _)) = self.due.first() else {
             return Err(None);
@@ -161,7 +161,7 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> State<Key> {
     }
 }
 
-/// Between half and all of a time that doubles with every failure.
+/// Doubles with every failure; between half and all of it, by chance.
 fn pause(failures: u32, random: u64) -> Duration {
     let doubled = FIRST_RETRY.saturating_mul(1_u32.checked_shl(failures.saturating_sub(1)).unwrap_or(u32::MAX));
     let longest = doubled.min(LONGEST_RETRY);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn the_earliest_wish_counts() {
+    fn the_earliest_time_applies() {
         let queue = Queue::default();
         queue.add("a", Duration::from_mins(1));
         assert_eq!(due(&queue), [""; 0]);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_is_woken() {
+    async fn a_waiting_worker_is_woken() {
         let queue = std::sync::Arc::new(Queue::default());
         let waiting = {
             let queue = queue.clone();

@@ -1,125 +1,142 @@
-//! One look at one unit: observe, decide, apply, report.
+//! Reconciles one key: observe, decide, apply, report.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
-use s3csi_core::Chain;
+use parking_lot::Mutex;
 use s3csi_core::attachment::{Notice, Timestamp, decide};
+use s3csi_core::{Chain, PvName};
 
-use super::apply::{Apply, ApplyError, lock};
-use super::cache::{Cache, News, Unit};
+use super::apply::{Apply, ApplyError};
+use super::cache::{Cache, ReconcileKey};
 use super::facts;
-use super::report::{Report, telling};
+use super::status::StatusReporter;
 use crate::api::PodCondition;
-use crate::api::event::{Kind, Telling};
+use crate::api::watch::WatchUpdate;
 
-/// A Mountpoint Pod that starts changes several times within a second, and every change would be a status.
-const REPORTED_AFTER: Duration = Duration::from_secs(1);
+/// A Mountpoint Pod that starts changes several times within a second; not every change is written as a status.
+const STATUS_DELAY: Duration = Duration::from_secs(1);
 
 pub struct Reconciler {
+    /// A panic in the middle of a change leaves at worst stale facts, which are harmless.
     pub cache: Mutex<Cache>,
+    /// Held while a volume that may be used on one node only is reconciled: workers for two nodes must not both find it unused.
+    pub single_node_volumes: VolumeLocks,
+    /// Held while a Pod is started that takes over from another one: workers must not both find that their node may have one more.
+    pub replacements: tokio::sync::Mutex<()>,
     pub apply: Apply,
-    pub report: Report,
+    pub status: StatusReporter,
 }
 
-/// How a look ended.
+/// Few locks for many volumes: two of them may share one.
+#[derive(Default)]
+pub struct VolumeLocks([tokio::sync::Mutex<()>; 32]);
+
+impl VolumeLocks {
+    async fn lock(&self, volume: &PvName) -> tokio::sync::MutexGuard<'_, ()> {
+        let mut hasher = DefaultHasher::new();
+        volume.hash(&mut hasher);
+        let index = usize::try_from(hasher.finish() % 32).unwrap_or_default();
+        self.0[index].lock().await
+    }
+}
+
+/// How a reconciliation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ReconcileOutcome {
     /// Nothing more to do until something changes, or until this time has passed.
-    Done { look_again_in: Option<Duration> },
-    /// Something failed or somebody else was faster; it was logged.
-    TryAgain,
+    Done { requeue_after: Option<Duration> },
+    /// Something failed or lost a race, and was logged.
+    Retry,
 }
 
-impl Outcome {
-    /// For Prometheus.
+impl ReconcileOutcome {
+    /// Label of the metric.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Done { .. } => "done",
-            Self::TryAgain => "retry",
+            Self::Retry => "retry",
         }
     }
 }
 
 impl Reconciler {
-    pub async fn look_at(&self, unit: &Unit, now: Timestamp) -> Outcome {
-        let observed = lock(&self.cache).observe(unit);
-        let decision = decide(&observed, now);
-        let errors = self.apply.run(&self.cache, unit, &decision).await;
-        let mut is_well = errors.is_empty();
+    pub async fn reconcile(&self, key: &ReconcileKey, now: Timestamp) -> ReconcileOutcome {
+        let is_single_node = self.cache.lock().is_single_node(&key.persistent_volume);
+        let _held =
+            if is_single_node { Some(self.single_node_volumes.lock(&key.persistent_volume).await) } else { None };
+        let mut observed = self.cache.lock().observe(key);
+        let mut decision = decide(&observed, now);
+        let _replacing = if decision.replaces_ahead() {
+            let held = self.replacements.lock().await;
+            observed = self.cache.lock().observe(key);
+            decision = decide(&observed, now);
+            Some(held)
+        } else {
+            None
+        };
+        let errors = self.apply.run(&self.cache, key, &decision).await;
+        let mut has_succeeded = errors.is_empty();
         for error in &errors {
-            self.log(unit, error).await;
+            self.log(key, error);
         }
-        // What was planned on a write that failed is not true.
-        let lost_specs = errors.iter().any(ApplyError::is_about_specs);
-        for notice in decision.notices.iter().filter(|it| !lost_specs || !matches!(it, Notice::Assigned { .. })) {
-            is_well &= self.tell(notice).await;
+        // An assignment whose write failed did not happen.
+        let has_failed_write = errors.iter().any(ApplyError::is_attachment_write);
+        for notice in decision.notices.iter().filter(|it| !has_failed_write || !matches!(it, Notice::Assigned { .. })) {
+            if let Some(workload) = self.cache.lock().workload(notice.workload()) {
+                self.status.notice(workload, &key.persistent_volume, notice);
+            }
         }
         if decision.is_settled() {
-            let known: Vec<_> = lock(&self.cache).attachments_of(unit).cloned().collect();
+            let known: Vec<_> = self.cache.lock().attachments_of(key).cloned().collect();
             for attachment in &known {
                 let named = attachment.attachment.entries.keys();
                 let mounted: BTreeMap<String, PodCondition> = {
-                    let cache = lock(&self.cache);
-                    named.filter_map(|it| Some((it.clone(), cache.pod(it)?.mounted.clone()?))).collect()
+                    let cache = self.cache.lock();
+                    named.filter_map(|it| Some((it.clone(), cache.mounted(key, it)?.clone()))).collect()
                 };
-                match self.report.status(&observed, attachment, &mounted, now).await {
+                match self.status.write(&observed, attachment, &mounted, now).await {
                     Ok(Some(object)) => {
                         if let Some(fact) = facts::attachment(&object) {
-                            lock(&self.cache).tell_attachments(News::Changed(fact));
+                            self.cache.lock().update_attachments(WatchUpdate::Changed(fact));
                         }
                     }
                     Ok(None) => {}
                     Err(error) => {
-                        is_well = false;
-                        tracing::warn!(error = %Chain(&error), "status not written, trying again");
+                        has_succeeded = false;
+                        tracing::warn!(error = %Chain(&error), "failed to write status, retrying");
                     }
                 }
             }
         }
-        if !is_well {
-            return Outcome::TryAgain;
+        if !has_succeeded {
+            return ReconcileOutcome::Retry;
         }
-        // Our own writes were told to the cache. A watch that tells the same later is no news, so nobody else would ask for the look
-        // that reports them.
-        let report_in = (!decision.is_settled()).then_some(REPORTED_AFTER);
-        Outcome::Done { look_again_in: [decision.look_again_in, report_in].into_iter().flatten().min() }
+        // The cache has our own writes already, so the watch events for them do not enqueue the key again, and nothing else would
+        // write the status.
+        let status_in = (!decision.is_settled()).then_some(STATUS_DELAY);
+        ReconcileOutcome::Done { requeue_after: [decision.requeue_after, status_in].into_iter().flatten().min() }
     }
 
-    async fn tell(&self, notice: &Notice) -> bool {
-        let Some(workload) = lock(&self.cache).workload(notice.workload()).cloned() else {
-            return true;
-        };
-        let Some(telling) = telling(notice) else {
-            return true;
-        };
-        match self.report.tell(&workload, telling).await {
-            Ok(()) => true,
-            Err(error) => {
-                tracing::warn!(error = %Chain(&error), "Event not written, trying again");
-                false
-            }
-        }
-    }
-
-    async fn log(&self, unit: &Unit, error: &ApplyError) {
-        let (node, volume) = (&unit.node, &unit.persistent_volume);
+    fn log(&self, key: &ReconcileKey, error: &ApplyError) {
+        let (node, volume) = (&key.node, &key.persistent_volume);
         match error {
-            // Whoever was faster has done what we wanted, most often.
-            ApplyError::LostRace { .. } => tracing::debug!(node, %volume, error = %Chain(error), "looking again"),
-            error => tracing::warn!(node, %volume, error = %Chain(error), "not done, trying again"),
+            // Most often the other writer did what we wanted.
+            ApplyError::LostRace { .. } => {
+                tracing::debug!(node, %volume, error = %Chain(error), "lost a race, reconciling again");
+            }
+            // It may take as long as the drain of the node.
+            ApplyError::Cordoned { .. } => {
+                tracing::debug!(node, %volume, error = %Chain(error), "Mountpoint Pod not replaced, retrying");
+            }
+            error => tracing::warn!(node, %volume, error = %Chain(error), "reconciliation failed, retrying"),
         }
         let ApplyError::StartPod { workload, .. } = error else {
             return;
         };
-        let Some(workload) = lock(&self.cache).workload(workload).cloned() else {
-            return;
-        };
-        let telling =
-            Telling { kind: Kind::Warning, reason: "MountpointPodNotCreated", text: Chain(error).to_string() };
-        if let Err(error) = self.report.tell(&workload, telling).await {
-            tracing::warn!(error = %Chain(&error), "Event not written");
+        if let Some(workload) = self.cache.lock().workload(workload) {
+            self.status.pod_not_created(workload, volume, Chain(error).to_string());
         }
     }
 }

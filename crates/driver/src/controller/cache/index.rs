@@ -1,4 +1,4 @@
-//! From one thing to several others: a multimap.
+//! A multimap.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeSet, HashMap};

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use s3csi_core::AccessMode;
 use s3csi_core::attachment::{
-    Activity, Attachment, ClaimOf, ClaimReference, Entry, Fields, MountpointPod, Phase, Timestamp,
+    Activity, Attachment, AttachmentFields, ClaimRef, ClaimSource, Entry, MountpointPod, PodPhase, Timestamp,
 };
 
 use super::*;
@@ -10,7 +10,7 @@ use super::*;
 const DRIVER: &str = "s3.csi.scality.com";
 
 fn cache() -> Cache {
-    Cache::new(DRIVER, "3.0.0")
+    Cache::new(DRIVER, "3.0.0", 1)
 }
 
 fn uid(text: &str) -> WorkloadUid {
@@ -24,10 +24,10 @@ fn workload(name: &str, node: &str, claim: &str) -> Workload {
         name: name.to_owned(),
         service_account: "default".to_owned(),
         node: Some(node.to_owned()),
-        phase: Phase::Pending,
+        phase: PodPhase::Pending,
         is_terminating: false,
         fs_group: None,
-        claims: vec![ClaimReference::Claim(claim.to_owned())],
+        claims: vec![ClaimSource::Claim(claim.to_owned())],
     }
 }
 
@@ -42,27 +42,28 @@ fn claim(name: &str, volume: Option<&str>) -> Claim {
     }
 }
 
-fn volume(name: &str, claim: &str) -> Volume {
-    Volume {
+fn volume(name: &str, claim: &str) -> VolumeFacts {
+    VolumeFacts {
         name: name.parse().unwrap(),
         driver: Some(DRIVER.to_owned()),
         handle: format!("handle of {name}"),
-        claim: Some(ClaimOf { namespace: "ns".to_owned(), name: claim.to_owned(), uid: None }),
+        claim: Some(ClaimRef { namespace: "ns".to_owned(), name: claim.to_owned(), uid: None }),
         mount_options: Vec::new(),
         attributes: BTreeMap::from([("bucketName".to_owned(), "bucket".to_owned())]),
+        secret: None,
         access_mode: Some(AccessMode::MultiNodeMultiWriter),
         pod_problem: None,
     }
 }
 
-fn attachment(name: &str, node: &str, volume: &str, version: &str, entries: &[(&str, &str)]) -> ReportedAttachment {
+fn attachment(name: &str, node: &str, volume: &str, version: &str, entries: &[(&str, &str)]) -> AttachmentWithStatus {
     let entry = |workload: &str| vec![Entry { workload: uid(workload), attached_at: Timestamp::from_unix_seconds(0) }];
-    ReportedAttachment {
+    AttachmentWithStatus {
         attachment: Attachment {
             name: name.to_owned(),
             resource_version: version.to_owned(),
             is_terminating: false,
-            fields: Fields {
+            fields: AttachmentFields {
                 node: node.to_owned(),
                 persistent_volume: volume.parse().unwrap(),
                 volume_id: String::new(),
@@ -78,19 +79,22 @@ fn attachment(name: &str, node: &str, volume: &str, version: &str, entries: &[(&
     }
 }
 
-fn pod(name: &str, uid: &str, place: Option<(&str, &str)>) -> StartedPod {
-    StartedPod {
+fn pod(name: &str, uid: &str, place: Option<(&str, &str)>) -> MountpointPodFacts {
+    MountpointPodFacts {
         pod: MountpointPod {
             name: name.to_owned(),
+            source: name.to_owned(),
             uid: uid.to_owned(),
             resource_version: "1".to_owned(),
-            phase: Phase::Running,
+            phase: PodPhase::Running,
             is_terminating: false,
             is_retired: false,
             refuses_new_workloads: false,
             driver_version: None,
+            is_mounted: false,
+            is_movable: false,
             created_at: Timestamp::from_unix_seconds(0),
-            trouble: None,
+            problem: None,
         },
         node: place.map(|(node, _)| node.to_owned()),
         persistent_volume: place.map(|(_, volume)| volume.parse().unwrap()),
@@ -98,13 +102,13 @@ fn pod(name: &str, uid: &str, place: Option<(&str, &str)>) -> StartedPod {
     }
 }
 
-fn unit(node: &str, volume: &str) -> Unit {
-    Unit { node: node.to_owned(), persistent_volume: volume.parse().unwrap() }
+fn key(node: &str, volume: &str) -> ReconcileKey {
+    ReconcileKey { node: node.to_owned(), persistent_volume: volume.parse().unwrap() }
 }
 
 #[track_caller]
-fn check(affected: Affected, expected: &[(&str, &str)]) {
-    let expected: Affected = expected.iter().map(|(node, volume)| unit(node, volume)).collect();
+fn check(affected: ReconcileKeys, expected: &[(&str, &str)]) {
+    let expected: ReconcileKeys = expected.iter().map(|(node, volume)| key(node, volume)).collect();
     assert_eq!(Vec::from_iter(affected), Vec::from_iter(expected));
 }
 
@@ -114,17 +118,17 @@ fn whichever_comes_last_makes_the_unit_known() {
     for first in all {
         for second in all.into_iter().filter(|it| *it != first) {
             let mut cache = cache();
-            let mut tell = |which| match which {
-                0 => cache.tell_workloads(News::Changed(workload("a", "node", "c")), Instant::now()),
-                1 => cache.tell_claims(News::Changed(claim("c", Some("pv")))),
-                _ => cache.tell_volumes(News::Changed(volume("pv", "c"))),
+            let mut update = |which| match which {
+                0 => cache.update_workloads(WatchUpdate::Changed(workload("a", "node", "c")), Instant::now()),
+                1 => cache.update_claims(WatchUpdate::Changed(claim("c", Some("pv")))),
+                _ => cache.update_volumes(WatchUpdate::Changed(volume("pv", "c"))),
             };
-            check(tell(first), &[]);
-            check(tell(second), &[]);
-            check(tell(3 - first - second), &[("node", "pv")]);
-            let observed = cache.observe(&unit("node", "pv"));
+            check(update(first), &[]);
+            check(update(second), &[]);
+            check(update(3 - first - second), &[("node", "pv")]);
+            let observed = cache.observe(&key("node", "pv"));
             assert_eq!(observed.volume, VolumeState::Usable);
-            assert!(matches!(observed.workloads[0].wish, Some(Ok(_))), "{observed:?}");
+            assert!(matches!(observed.workloads[0].requirement, Some(Ok(_))), "{observed:?}");
         }
     }
 }
@@ -132,110 +136,116 @@ fn whichever_comes_last_makes_the_unit_known() {
 /// A cache that knows workload `a` on `node`, which uses `pv`.
 fn one_workload() -> Cache {
     let mut cache = cache();
-    cache.tell_workloads(News::All(vec![workload("a", "node", "c")]), Instant::now());
-    cache.tell_claims(News::All(vec![claim("c", Some("pv"))]));
-    cache.tell_volumes(News::All(vec![volume("pv", "c")]));
+    cache.update_workloads(WatchUpdate::Listed(vec![workload("a", "node", "c")]), Instant::now());
+    cache.update_claims(WatchUpdate::Listed(vec![claim("c", Some("pv"))]));
+    cache.update_volumes(WatchUpdate::Listed(vec![volume("pv", "c")]));
     cache
 }
 
 #[test]
-fn old_news_affect_nobody() {
+fn unchanged_objects_affect_nothing() {
     let mut cache = one_workload();
-    check(cache.tell_workloads(News::Changed(workload("a", "node", "c")), Instant::now()), &[]);
-    check(cache.tell_claims(News::All(vec![claim("c", Some("pv"))])), &[]);
-    check(cache.tell_volumes(News::Changed(volume("pv", "c"))), &[]);
+    check(cache.update_workloads(WatchUpdate::Changed(workload("a", "node", "c")), Instant::now()), &[]);
+    check(cache.update_claims(WatchUpdate::Listed(vec![claim("c", Some("pv"))])), &[]);
+    check(cache.update_volumes(WatchUpdate::Changed(volume("pv", "c"))), &[]);
 }
 
 #[test]
-fn volumes_of_others_affect_nobody() {
+fn volumes_of_other_drivers_affect_nothing() {
     let mut cache = one_workload();
-    let other = Volume { driver: Some("other".to_owned()), ..volume("pv2", "c2") };
-    cache.tell_volumes(News::Changed(other));
-    cache.tell_claims(News::Changed(claim("c2", Some("pv2"))));
-    check(cache.tell_workloads(News::Changed(workload("b", "node", "c2")), Instant::now()), &[]);
-    assert_eq!(cache.units(), Affected::from([unit("node", "pv")]));
+    let other = VolumeFacts { driver: Some("other".to_owned()), ..volume("pv2", "c2") };
+    cache.update_volumes(WatchUpdate::Changed(other));
+    cache.update_claims(WatchUpdate::Changed(claim("c2", Some("pv2"))));
+    check(cache.update_workloads(WatchUpdate::Changed(workload("b", "node", "c2")), Instant::now()), &[]);
+    assert_eq!(cache.all_keys(), ReconcileKeys::from([key("node", "pv")]));
 }
 
 #[test]
 fn a_workload_that_is_gone_is_remembered_for_a_while() {
     let now = Instant::now();
-    for news in [News::Gone(workload("a", "node", "c")), News::All(Vec::new())] {
+    for news in [WatchUpdate::Deleted(workload("a", "node", "c")), WatchUpdate::Listed(Vec::new())] {
         let mut cache = one_workload();
-        check(cache.tell_workloads(news, now), &[("node", "pv")]);
-        let observed = cache.observe(&unit("node", "pv"));
+        check(cache.update_workloads(news, now), &[("node", "pv")]);
+        let observed = cache.observe(&key("node", "pv"));
         assert_eq!((observed.workloads, observed.gone), (Vec::new(), BTreeSet::from([uid("a")])));
-        cache.forget_gone(now + Duration::from_secs(299));
-        assert_eq!(cache.observe(&unit("node", "pv")).gone.len(), 1);
-        cache.forget_gone(now + Duration::from_secs(301));
-        assert_eq!(cache.observe(&unit("node", "pv")).gone.len(), 0);
+        cache.expire_gone(now + Duration::from_secs(299));
+        assert_eq!(cache.observe(&key("node", "pv")).gone.len(), 1);
+        cache.expire_gone(now + Duration::from_secs(301));
+        assert_eq!(cache.observe(&key("node", "pv")).gone.len(), 0);
     }
 }
 
 #[test]
-fn a_volume_affects_whoever_is_attached_even_if_nobody_uses_it_any_more() {
+fn a_volume_affects_attached_workloads_even_if_none_uses_it_any_more() {
     let mut cache = cache();
     check(
-        cache.tell_attachments(News::Changed(attachment("A", "node", "pv", "1", &[("mp-a", "a")]))),
+        cache.update_attachments(WatchUpdate::Changed(attachment("A", "node", "pv", "1", &[("mp-a", "a")]))),
         &[("node", "pv")],
     );
-    check(cache.tell_volumes(News::Changed(volume("pv", "c"))), &[("node", "pv")]);
-    check(cache.tell_volumes(News::All(Vec::new())), &[("node", "pv")]);
-    assert_eq!(cache.observe(&unit("node", "pv")).volume, VolumeState::Missing);
+    check(cache.update_volumes(WatchUpdate::Changed(volume("pv", "c"))), &[("node", "pv")]);
+    check(cache.update_volumes(WatchUpdate::Listed(Vec::new())), &[("node", "pv")]);
+    assert_eq!(cache.observe(&key("node", "pv")).volume, VolumeState::Missing);
 }
 
 #[test]
 fn attached_workloads_are_seen_whatever_they_use() {
     let mut cache = cache();
-    cache.tell_attachments(News::Changed(attachment("A", "node", "pv", "1", &[("mp-a", "a")])));
-    check(cache.tell_workloads(News::Changed(workload("a", "node", "other")), Instant::now()), &[("node", "pv")]);
-    let observed = cache.observe(&unit("node", "pv"));
-    assert_eq!(observed.workloads, [Resident { uid: uid("a"), activity: Activity::Starting, wish: None }]);
+    cache.update_attachments(WatchUpdate::Changed(attachment("A", "node", "pv", "1", &[("mp-a", "a")])));
+    check(
+        cache.update_workloads(WatchUpdate::Changed(workload("a", "node", "other")), Instant::now()),
+        &[("node", "pv")],
+    );
+    let observed = cache.observe(&key("node", "pv"));
+    assert_eq!(observed.workloads, [PodOnNode { uid: uid("a"), activity: Activity::Starting, requirement: None }]);
 }
 
 #[test]
 fn our_own_writes_are_not_taken_back_by_older_news() {
     let mut cache = cache();
     let versions = |cache: &Cache| {
-        let observed = cache.observe(&unit("node", "pv"));
+        let observed = cache.observe(&key("node", "pv"));
         observed.attachments.iter().map(|it| it.resource_version.clone()).collect::<Vec<_>>()
     };
-    cache.tell_attachments(News::Changed(attachment("A", "node", "pv", "10", &[])));
-    check(cache.tell_attachments(News::Changed(attachment("A", "node", "pv", "9", &[("mp-a", "a")]))), &[]);
+    cache.update_attachments(WatchUpdate::Changed(attachment("A", "node", "pv", "10", &[])));
+    check(cache.update_attachments(WatchUpdate::Changed(attachment("A", "node", "pv", "9", &[("mp-a", "a")]))), &[]);
     assert_eq!(versions(&cache), ["10"]);
-    check(cache.tell_attachments(News::Changed(attachment("A", "node", "pv", "11", &[]))), &[("node", "pv")]);
+    check(cache.update_attachments(WatchUpdate::Changed(attachment("A", "node", "pv", "11", &[]))), &[("node", "pv")]);
     assert_eq!(versions(&cache), ["11"]);
     // A list is the truth, also after the API server's memory was restored from an older copy.
-    check(cache.tell_attachments(News::All(vec![attachment("A", "node", "pv", "3", &[])])), &[("node", "pv")]);
+    check(
+        cache.update_attachments(WatchUpdate::Listed(vec![attachment("A", "node", "pv", "3", &[])])),
+        &[("node", "pv")],
+    );
     assert_eq!(versions(&cache), ["3"]);
 }
 
 #[test]
 fn mountpoint_pods_are_found_by_what_they_say_and_by_who_names_them() {
     let mut cache = cache();
-    check(cache.tell_pods(News::Changed(pod("mp-a", "1", Some(("node", "pv"))))), &[("node", "pv")]);
-    check(cache.tell_pods(News::Changed(pod("mp-b", "2", None))), &[]);
-    cache.tell_attachments(News::Changed(attachment("A", "node", "pv", "1", &[("mp-b", "b")])));
+    check(cache.update_pods(WatchUpdate::Changed(pod("mp-a", "1", Some(("node", "pv"))))), &[("node", "pv")]);
+    check(cache.update_pods(WatchUpdate::Changed(pod("mp-b", "2", None))), &[]);
+    cache.update_attachments(WatchUpdate::Changed(attachment("A", "node", "pv", "1", &[("mp-b", "b")])));
     let names = |cache: &Cache| {
-        let observed = cache.observe(&unit("node", "pv"));
+        let observed = cache.observe(&key("node", "pv"));
         observed.mountpoint_pods.iter().map(|it| it.name.clone()).collect::<Vec<_>>()
     };
     assert_eq!(names(&cache), ["mp-a", "mp-b"]);
-    check(cache.tell_pods(News::Gone(pod("mp-b", "2", None))), &[("node", "pv")]);
+    check(cache.update_pods(WatchUpdate::Deleted(pod("mp-b", "2", None))), &[("node", "pv")]);
     assert_eq!(names(&cache), ["mp-a"]);
-    // Of a predecessor under the same name.
-    check(cache.tell_pods(News::Gone(pod("mp-a", "0", Some(("node", "pv"))))), &[]);
+    // Of an earlier Pod of the same name.
+    check(cache.update_pods(WatchUpdate::Deleted(pod("mp-a", "0", Some(("node", "pv"))))), &[]);
     assert_eq!(names(&cache), ["mp-a"]);
 }
 
 #[test]
 fn attached_workloads_that_a_later_list_does_not_know_are_gone() {
     let mut cache = cache();
-    cache.tell_attachments(News::All(vec![attachment("A", "node", "pv", "1", &[("mp-a", "a")])]));
+    cache.update_attachments(WatchUpdate::Listed(vec![attachment("A", "node", "pv", "1", &[("mp-a", "a")])]));
     cache.expect_attached_workloads();
     // Attached while the list was on its way: it may be too young to be in there.
-    cache.tell_attachments(News::Changed(attachment("B", "node", "pv", "2", &[("mp-b", "b")])));
-    check(cache.tell_workloads(News::All(Vec::new()), Instant::now()), &[("node", "pv")]);
-    assert_eq!(cache.observe(&unit("node", "pv")).gone, BTreeSet::from([uid("a")]));
-    // A list that nobody announced proves nothing.
-    check(cache.tell_workloads(News::All(Vec::new()), Instant::now()), &[]);
+    cache.update_attachments(WatchUpdate::Changed(attachment("B", "node", "pv", "2", &[("mp-b", "b")])));
+    check(cache.update_workloads(WatchUpdate::Listed(Vec::new()), Instant::now()), &[("node", "pv")]);
+    assert_eq!(cache.observe(&key("node", "pv")).gone, BTreeSet::from([uid("a")]));
+    // A list that was not announced proves nothing.
+    check(cache.update_workloads(WatchUpdate::Listed(Vec::new()), Instant::now()), &[]);
 }

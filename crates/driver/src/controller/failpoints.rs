@@ -1,10 +1,10 @@
-//! The calls of `apply` and `report` by name.
+//! The calls of `apply` and `status` by name.
 
 use clap::ValueEnum;
 
-/// What the API server has just been told.
+/// A write that has just succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Step {
+pub enum Failpoint {
     AttachmentCreated,
     AttachmentEdited,
     PodStarted,
@@ -15,4 +15,4 @@ pub enum Step {
     EventWritten,
 }
 
-pub type Steps = crate::steps::Steps<Step>;
+pub type Failpoints = crate::failpoints::Failpoints<Failpoint>;
