@@ -1,139 +1,155 @@
-//! A volume that is a bucket of its own.
+//! Volumes that are a bucket of their own.
 
 use s3csi_core::bucket::BucketName;
 use s3csi_core::chain::Chain;
-use s3csi_core::provision::{Create, OnDelete, Record, VolumeKey};
+use s3csi_core::provision::{CreateRequest, OnDelete, VolumeKey, VolumeRecord};
 
-use super::error::{CreateError, DeleteError, FindError, Kind};
-use super::notes::{self, NoteError, Noted};
-use super::steps::{Step, Steps};
-use super::store::{Made, Store};
-use super::{Found, contents};
+use super::error::{CreateError, DeleteError, LookupError, S3ErrorKind};
+use super::failpoints::{Failpoint, Failpoints};
+use super::metadata::{self, BucketMetadata, MetadataError};
+use super::store::{BucketCreation, S3Store};
+use super::{VolumeLookup, contents};
 
-pub async fn create(store: &Store, bucket: &BucketName, create: &Create, steps: Steps) -> Result<(), CreateError> {
-    let before = match look(store, bucket).await {
-        Ok(Noted::Not) => Before::NotNoted,
-        Ok(Noted::ByTags(record) | Noted::ByObject(record)) => return compare(&record, create),
-        Err(CreateError::Look { cause }) if cause.kind == Kind::NoSuchBucket => Before::Missing,
-        // A bucket of somebody else is not shown to us; making it tells.
-        Err(CreateError::Look { cause }) if cause.kind == Kind::Denied => Before::Hidden,
-        Err(error) => return Err(error),
-    };
-    let made =
+pub async fn create(
+    store: &S3Store,
+    bucket: &BucketName,
+    create: &CreateRequest,
+    failpoints: Failpoints,
+) -> Result<(), CreateError> {
+    refuse_other_name(store, bucket, &create.record.volume).await?;
+    // Always: only the store knows who owns a bucket. Its metadata prove nothing, since anyone can write such tags. The header
+    // x-amz-expected-bucket-owner would need the number of the account, which no call of S3 returns.
+    let creation =
         store.create_bucket(bucket, create.record.region.as_deref()).await.map_err(|cause| match cause.kind {
-            Kind::Foreign => CreateError::ForeignBucket { bucket: bucket.to_string(), cause },
+            S3ErrorKind::OwnedByAnotherAccount => CreateError::ForeignBucket { bucket: bucket.to_string(), cause },
             _ => CreateError::Bucket { cause },
         })?;
-    steps.done(Step::BucketCreated);
-    let outcome = mark(store, bucket, create, &before).await;
+    failpoints.hit(Failpoint::BucketCreated);
+    let outcome = ensure_metadata(store, bucket, create).await;
     let is_left = match &outcome {
-        Err(CreateError::Look { cause } | CreateError::Note { cause, .. }) => !cause.kind.passes(),
+        Err(CreateError::Read { cause } | CreateError::Metadata { cause, .. }) => !cause.kind.is_transient(),
         Ok(()) | Err(_) => false,
     };
-    // The provisioner does not come back after an error that never passes: nobody would ever find this bucket.
-    if made == Made::Now
+    // The provisioner does not retry after a permanent error: the bucket would be orphaned.
+    if creation == BucketCreation::Created
         && is_left
         && let Err(error) = store.delete_bucket(bucket).await
     {
-        tracing::warn!(%bucket, error = %Chain(&error), "an empty bucket is left behind, without a note");
+        tracing::warn!(%bucket, error = %Chain(&error), "an empty bucket without metadata is left behind");
     }
     outcome?;
-    steps.done(Step::BucketMarked);
+    failpoints.hit(Failpoint::BucketMarked);
     Ok(())
 }
 
-/// What the first look at the bucket showed.
-enum Before {
-    Missing,
-    NotNoted,
-    Hidden,
+/// The name of a bucket is a prefix of the class and the volume's key. A class that was recreated with another prefix while a
+/// claim was pending must not lead to a second bucket for the same claim.
+async fn refuse_other_name(store: &S3Store, bucket: &BucketName, volume: &VolumeKey) -> Result<(), CreateError> {
+    let owned = match store.owned_buckets().await {
+        Ok(owned) => owned,
+        // Not every account may list its buckets; CreateBucket is the only permission that creating requires.
+        Err(error) if matches!(error.kind, S3ErrorKind::Denied | S3ErrorKind::NotSupported) => {
+            tracing::debug!(error = %Chain(&error), "buckets cannot be listed");
+            return Ok(());
+        }
+        Err(cause) => return Err(CreateError::Read { cause }),
+    };
+    match owned.into_iter().find(|it| it.ends_with(volume.as_str()) && it != bucket.as_str()) {
+        Some(other) => Err(CreateError::OtherBucket { bucket: bucket.to_string(), other }),
+        None => Ok(()),
+    }
 }
 
-async fn mark(store: &Store, bucket: &BucketName, create: &Create, before: &Before) -> Result<(), CreateError> {
-    if let Before::Hidden = before
-        && let Noted::ByTags(record) | Noted::ByObject(record) = look(store, bucket).await?
-    {
+/// A bucket without metadata must be empty: it was created just now, or by an earlier call that did not get to write them.
+async fn ensure_metadata(store: &S3Store, bucket: &BucketName, create: &CreateRequest) -> Result<(), CreateError> {
+    if let BucketMetadata::Tags(record) | BucketMetadata::Object(record) = read_metadata(store, bucket).await? {
         return compare(&record, create);
     }
-    // A bucket without a note is one that a call before us made and had no time to mark, if it is still empty.
-    if !matches!(before, Before::Missing)
-        && contents::anything(store, bucket, "").await.map_err(|cause| CreateError::Look { cause })?.is_some()
-    {
-        return Err(CreateError::NotMarked { bucket: bucket.to_string() });
+    if contents::first_item(store, bucket, "").await.map_err(|cause| CreateError::Read { cause })?.is_some() {
+        return Err(CreateError::NoMetadata { bucket: bucket.to_string() });
     }
-    let noted = notes::note_bucket(store, bucket, &create.record).await;
-    noted.map_err(|cause| CreateError::Note { bucket: bucket.to_string(), cause })
+    let written = metadata::write_bucket(store, bucket, &create.record).await;
+    written.map_err(|cause| CreateError::Metadata { bucket: bucket.to_string(), cause })
 }
 
-async fn look(store: &Store, bucket: &BucketName) -> Result<Noted, CreateError> {
-    notes::of_bucket(store, bucket).await.map_err(|error| match error {
-        NoteError::S3(cause) => CreateError::Look { cause },
-        NoteError::Unreadable(cause) => CreateError::Unreadable { cause },
+async fn read_metadata(store: &S3Store, bucket: &BucketName) -> Result<BucketMetadata, CreateError> {
+    metadata::read_bucket(store, bucket).await.map_err(|error| match error {
+        MetadataError::S3(cause) => CreateError::Read { cause },
+        MetadataError::Unreadable(cause) => CreateError::Unreadable { cause },
+        MetadataError::Credentials(cause) => CreateError::Credentials(cause),
     })
 }
 
-fn compare(before: &Record, create: &Create) -> Result<(), CreateError> {
+fn compare(before: &VolumeRecord, create: &CreateRequest) -> Result<(), CreateError> {
     match before.difference(&create.record, create.capacity) {
         None => Ok(()),
         Some(cause) => Err(CreateError::Different { cause }),
     }
 }
 
-/// `key` is missing for a bucket of the driver before us, which left no notes and never deleted data.
+/// `key` is `None` for a bucket of Scality's driver, which stored no metadata and never deleted data.
 pub async fn delete(
-    store: &Store,
+    store: &S3Store,
     bucket: &BucketName,
     key: Option<&VolumeKey>,
-    steps: Steps,
+    failpoints: Failpoints,
 ) -> Result<(), DeleteError> {
-    let noted = match notes::of_bucket(store, bucket).await {
-        Ok(noted) => noted,
-        Err(NoteError::S3(cause)) if cause.kind == Kind::NoSuchBucket => return Ok(()),
-        Err(NoteError::S3(cause)) => return Err(DeleteError::Look { cause }),
-        Err(NoteError::Unreadable(cause)) => return Err(DeleteError::Unreadable { cause }),
+    let found = match metadata::read_bucket(store, bucket).await {
+        Ok(found) => found,
+        Err(MetadataError::S3(cause)) if cause.kind == S3ErrorKind::NoSuchBucket => return Ok(()),
+        Err(MetadataError::S3(cause)) => return Err(DeleteError::Read { cause }),
+        Err(MetadataError::Unreadable(cause)) => return Err(DeleteError::Unreadable { cause }),
+        Err(MetadataError::Credentials(cause)) => return Err(DeleteError::Credentials(cause)),
     };
-    let on_delete = match (&noted, key) {
-        (Noted::ByTags(record) | Noted::ByObject(record), Some(key)) if record.volume == *key => record.on_delete,
-        (Noted::ByTags(_) | Noted::ByObject(_), _) => return Err(DeleteError::Foreign { bucket: bucket.to_string() }),
-        // Its name is ours. It was never marked, or an earlier call removed the note: either way nothing is in it.
-        (Noted::Not, _) => OnDelete::DeleteIfEmpty,
+    let on_delete = match (&found, key) {
+        (BucketMetadata::Tags(record) | BucketMetadata::Object(record), Some(key)) if record.volume == *key => {
+            record.on_delete
+        }
+        (BucketMetadata::Tags(_) | BucketMetadata::Object(_), _) => {
+            return Err(DeleteError::Foreign { bucket: bucket.to_string() });
+        }
+        // Its name is ours. The metadata were never written, or an earlier call removed them: either way it is empty.
+        (BucketMetadata::None, _) => OnDelete::DeleteIfEmpty,
     };
     match on_delete {
         OnDelete::Retain => {
-            tracing::info!(%bucket, "the bucket stays, as its volume's onDelete says");
+            tracing::info!(%bucket, "bucket retained, as its onDelete says");
             return Ok(());
         }
         OnDelete::DeleteIfEmpty => {
-            let found = contents::anything(store, bucket, "").await.map_err(|cause| DeleteError::Look { cause })?;
+            let found = contents::first_item(store, bucket, "").await.map_err(|cause| DeleteError::Read { cause })?;
             if let Some(what) = found {
                 return Err(not_empty(bucket, what));
             }
         }
         OnDelete::DeleteAll => {
             contents::remove_all(store, bucket, "").await.map_err(|cause| DeleteError::Empty { cause })?;
-            steps.done(Step::DataDeleted);
+            failpoints.hit(Failpoint::DataDeleted);
         }
     }
-    if matches!(noted, Noted::ByObject(_)) || on_delete == OnDelete::DeleteAll {
-        let removed = contents::remove_note(store, bucket, &notes::bucket_key()).await;
-        removed.map_err(|cause| DeleteError::Note { cause })?;
-        steps.done(Step::NoteRemoved);
+    if matches!(found, BucketMetadata::Object(_)) || on_delete == OnDelete::DeleteAll {
+        let removed = contents::remove_metadata(store, bucket, &metadata::bucket_key()).await;
+        removed.map_err(|cause| DeleteError::Metadata { cause })?;
+        failpoints.hit(Failpoint::MetadataDeleted);
     }
     store.delete_bucket(bucket).await.map_err(|cause| match cause.kind {
-        Kind::NotEmpty => not_empty(bucket, "somebody has just written to it".to_owned()),
+        S3ErrorKind::NotEmpty => not_empty(bucket, "an object was just written to it".to_owned()),
         _ => DeleteError::Bucket { cause },
     })?;
-    steps.done(Step::BucketDeleted);
+    failpoints.hit(Failpoint::BucketDeleted);
     Ok(())
 }
 
-pub async fn find(store: &Store, bucket: &BucketName, key: &VolumeKey) -> Result<Found, FindError> {
-    match notes::of_bucket(store, bucket).await {
-        Ok(Noted::ByTags(record) | Noted::ByObject(record)) if record.volume == *key => Ok(Found::Ours(record)),
-        Ok(Noted::ByTags(_) | Noted::ByObject(_) | Noted::Not) => Ok(Found::Nothing),
-        Err(NoteError::S3(cause)) if cause.kind == Kind::NoSuchBucket => Ok(Found::Nothing),
-        Err(NoteError::S3(cause)) => Err(FindError::Look { cause }),
-        Err(NoteError::Unreadable(cause)) => Err(FindError::Unreadable { cause }),
+pub async fn lookup(store: &S3Store, bucket: &BucketName, key: &VolumeKey) -> Result<VolumeLookup, LookupError> {
+    match metadata::read_bucket(store, bucket).await {
+        Ok(BucketMetadata::Tags(record) | BucketMetadata::Object(record)) if record.volume == *key => {
+            Ok(VolumeLookup::Found(record))
+        }
+        Ok(BucketMetadata::Tags(_) | BucketMetadata::Object(_) | BucketMetadata::None) => Ok(VolumeLookup::NotFound),
+        Err(MetadataError::S3(cause)) if cause.kind == S3ErrorKind::NoSuchBucket => Ok(VolumeLookup::NotFound),
+        Err(MetadataError::S3(cause)) => Err(LookupError::Read { cause }),
+        Err(MetadataError::Unreadable(cause)) => Err(LookupError::Unreadable { cause }),
+        Err(MetadataError::Credentials(cause)) => Err(LookupError::Credentials(cause)),
     }
 }
 

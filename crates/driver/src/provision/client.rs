@@ -1,76 +1,91 @@
-//! Connections to stores: who is trusted, how long anything may take, and with whose keys.
+//! S3 clients: trusted certificates, timeouts, credentials.
 
 use std::time::Duration;
 
 use aws_sdk_s3::Client;
+use aws_sdk_s3::config::interceptors::BeforeDeserializationInterceptorContextMut;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
-    AppName, BehaviorVersion, Config, Credentials, Region, RequestChecksumCalculation, ResponseChecksumValidation,
-    SharedHttpClient, StalledStreamProtectionConfig,
+    AppName, BehaviorVersion, Config, ConfigBag, Credentials, Intercept, Region, RequestChecksumCalculation,
+    ResponseChecksumValidation, RuntimeComponents, SharedHttpClient, StalledStreamProtectionConfig,
 };
+use aws_sdk_s3::error::BoxError;
+use aws_sdk_s3::primitives::SdkBody;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
+use http_body_util::Limited;
 use s3csi_core::credentials::Keys;
+use s3csi_core::publish::AuthenticationSource;
 use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 
-use super::store::Store;
+use super::store::S3Store;
 
-/// The provisioner's own patience is a minute or two; a store that does not answer is said to be so long before.
+/// The external-provisioner's deadline is a minute or two; a store that does not answer is reported well before.
 const CONNECT: Duration = Duration::from_secs(5);
 const ATTEMPT: Duration = Duration::from_secs(15);
 const OPERATION: Duration = Duration::from_secs(30);
 const ATTEMPTS: u32 = 3;
 
-/// What signatures are made for where nobody names a region; the engine has the same.
+/// The longest answer is a page of 1000 keys of 1024 bytes each, URL-encoded, with versions and owners.
+const MAX_BODY_BYTES: usize = 8 << 20;
+
+/// The region of signatures if none is set; the engine's default is the same.
 const DEFAULT_REGION: &str = "us-east-1";
 
-/// Whom to trust: the system's authorities, or those of a bundle instead.
+/// The system's certificate authorities, and those of a bundle.
 #[derive(Clone, Debug, Default)]
-pub struct Certificates(Option<Vec<u8>>);
+pub struct TrustedCertificates(Option<Vec<u8>>);
 
 #[derive(Debug, thiserror::Error)]
 #[error("the CA bundle is not usable: {problem}")]
-pub struct InvalidBundle {
+pub struct InvalidCaBundle {
     problem: String,
 }
 
-impl Certificates {
-    /// The content of a bundle, checked: the client library would panic about a bad one at the first connection.
-    pub fn from_pem(pem: &[u8]) -> Result<Self, InvalidBundle> {
-        let invalid = |problem: String| InvalidBundle { problem };
+impl TrustedCertificates {
+    /// Parses the content of a bundle: the client library would panic on a bad one at the first connection.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, InvalidCaBundle> {
+        let invalid = |problem: String| InvalidCaBundle { problem };
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(pem) {
             let certificate = certificate.map_err(|error| invalid(format!("it is not PEM: {error}")))?;
-            roots.add(certificate).map_err(|error| invalid(format!("one certificate is not understood: {error}")))?;
+            roots.add(certificate).map_err(|error| invalid(format!("a certificate is invalid: {error}")))?;
         }
         if roots.is_empty() {
-            return Err(invalid("it holds no certificate".to_owned()));
+            return Err(invalid("it contains no certificate".to_owned()));
         }
         Ok(Self(Some(pem.to_vec())))
     }
 }
 
-/// Connections that are shared by all calls, whoever's keys they bring.
-pub struct Connections {
+/// Connections that all calls share, with different keys.
+pub struct S3Clients {
     http: SharedHttpClient,
 }
 
-impl Connections {
-    pub fn new(Certificates(bundle): &Certificates) -> Result<Self, InvalidBundle> {
+impl S3Clients {
+    pub fn new(TrustedCertificates(bundle): &TrustedCertificates) -> Result<Self, InvalidCaBundle> {
+        // The default are the system's.
         let trusted = match bundle {
             None => TrustStore::default(),
-            Some(pem) => TrustStore::empty().with_pem_certificate(pem.clone()),
+            Some(pem) => TrustStore::default().with_pem_certificate(pem.clone()),
         };
         let context = TlsContext::builder().with_trust_store(trusted).build();
-        let context = context.map_err(|error| InvalidBundle { problem: error.to_string() })?;
+        let context = context.map_err(|error| InvalidCaBundle { problem: error.to_string() })?;
         let builder = aws_smithy_http_client::Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
         Ok(Self { http: builder.tls_context(context).build_https() })
     }
 
-    pub fn store(&self, keys: &Keys, endpoint: Option<&str>, region: Option<&str>) -> Store {
+    pub fn store(
+        &self,
+        keys: &Keys,
+        source: AuthenticationSource,
+        endpoint: Option<&str>,
+        region: Option<&str>,
+    ) -> S3Store {
         let token = keys.session_token().map(|it| it.expose().clone());
         let credentials =
             Credentials::new(keys.access_key_id().expose(), keys.secret_access_key().expose(), token, None, "s3csi");
@@ -88,13 +103,35 @@ impl Connections {
             .force_path_style(true)
             .timeout_config(timeouts)
             .retry_config(RetryConfig::standard().with_max_attempts(ATTEMPTS))
-            // Other stores than AWS's need not know the newest checksums.
+            // Stores other than AWS need not support the newest checksums.
             .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
             .response_checksum_validation(ResponseChecksumValidation::WhenRequired)
-            .stalled_stream_protection(StalledStreamProtectionConfig::disabled());
+            .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+            .interceptor(BoundedBodies);
         config.set_endpoint_url(endpoint.map(str::to_owned));
         config.set_app_name(AppName::new(concat!("s3csi-", env!("CARGO_PKG_VERSION"))).ok());
-        Store::new(Client::from_conf(config.build()), region.to_owned())
+        S3Store::new(Client::from_conf(config.build()), source, region.to_owned())
+    }
+}
+
+/// Ends answers that are longer than any we ask for: a hostile store could send an endless one.
+#[derive(Debug)]
+struct BoundedBodies;
+
+impl Intercept for BoundedBodies {
+    fn name(&self) -> &'static str {
+        "BoundedBodies"
+    }
+
+    fn modify_before_deserialization(
+        &self,
+        context: &mut BeforeDeserializationInterceptorContextMut<'_>,
+        _: &RuntimeComponents,
+        _: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let body = context.response_mut().take_body();
+        *context.response_mut().body_mut() = SdkBody::from_body_1_x(Limited::new(body, MAX_BODY_BYTES));
+        Ok(())
     }
 }
 
@@ -104,15 +141,15 @@ mod tests {
 
     #[track_caller]
     fn check(pem: &str, expected: &str) {
-        assert_eq!(Certificates::from_pem(pem.as_bytes()).unwrap_err().to_string(), expected);
+        assert_eq!(TrustedCertificates::from_pem(pem.as_bytes()).unwrap_err().to_string(), expected);
     }
 
     #[test]
     fn bundles_are_checked_before_they_are_used() {
-        check("", "the CA bundle is not usable: it holds no certificate");
+        check("", "the CA bundle is not usable: it contains no certificate");
         check(
             "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n",
-            "the CA bundle is not usable: one certificate is not understood: invalid peer certificate: BadEncoding",
+            "the CA bundle is not usable: a certificate is invalid: invalid peer certificate: BadEncoding",
         );
     }
 }

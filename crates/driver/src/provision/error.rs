@@ -1,44 +1,41 @@
-//! What can go wrong while volumes are made and ended, as far as callers should act differently.
+//! Errors of provisioning.
 
-use s3csi_core::provision::{Difference, UnreadableRecord};
+use s3csi_core::provision::{RecordDifference, UnreadableRecord};
 
-/// A call to S3 that failed, with the store's own words.
+/// A failed request to S3, with the store's message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{operation} for bucket {bucket:?} failed: {said}")]
+#[error("{operation} for bucket {bucket:?} failed: {message}")]
 pub struct S3Error {
     pub operation: &'static str,
     pub bucket: String,
-    pub kind: Kind,
-    pub said: String,
+    pub kind: S3ErrorKind,
+    pub message: String,
     pub code: Option<String>,
 }
 
-/// What a failed call means for whoever asked.
+/// The cause of a failed request, as far as callers act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The keys are not known, or not right.
+pub enum S3ErrorKind {
+    /// The keys are unknown or wrong.
     UnknownKeys,
-    /// The keys are right, and may not do this.
+    /// The keys are valid but not allowed to do this.
     Denied,
     NoSuchBucket,
     NoSuchKey,
-    /// The bucket belongs to somebody else.
-    Foreign,
-    /// The bucket belongs to us already.
-    OwnedBefore,
+    OwnedByAnotherAccount,
+    AlreadyOwned,
     NotEmpty,
-    /// There is an object of that name already.
-    Taken,
-    /// The store does not have this operation.
+    KeyExists,
+    /// The store does not support this operation.
     NotSupported,
-    /// What was asked for makes no sense to this store, for example its region.
+    /// The store rejects an argument, for example the region.
     Invalid,
-    /// The account has as many buckets as it may have.
-    TooMany,
-    /// The store has too much to do, or an accident: it says that it may work later.
+    /// The account has reached its limit of buckets.
+    TooManyBuckets,
+    /// The store is overloaded or failed: a retry may succeed.
     Busy,
     Unreachable,
-    Late,
+    Timeout,
     Other,
 }
 
@@ -48,8 +45,8 @@ impl S3Error {
     }
 }
 
-impl Kind {
-    /// The code is S3's; where there is none (answers to HEAD) or an unknown one, the status of HTTP has to do.
+impl S3ErrorKind {
+    /// By S3's error code; if there is none (responses to HEAD) or an unknown one, by the HTTP status.
     pub fn of(code: Option<&str>, status: Option<u16>) -> Self {
         code.and_then(Self::of_code).unwrap_or(match status.unwrap_or_default() {
             401 | 403 => Self::Denied,
@@ -72,70 +69,92 @@ impl Kind {
             "AccessDenied" | "AccountProblem" | "AllAccessDisabled" => Self::Denied,
             "NoSuchBucket" => Self::NoSuchBucket,
             "NoSuchKey" | "NotFound" => Self::NoSuchKey,
-            "BucketAlreadyExists" => Self::Foreign,
-            "BucketAlreadyOwnedByYou" => Self::OwnedBefore,
+            "BucketAlreadyExists" => Self::OwnedByAnotherAccount,
+            "BucketAlreadyOwnedByYou" => Self::AlreadyOwned,
             "BucketNotEmpty" => Self::NotEmpty,
-            "ConditionalRequestConflict" | "PreconditionFailed" => Self::Taken,
+            "ConditionalRequestConflict" | "PreconditionFailed" => Self::KeyExists,
             "MethodNotAllowed" | "NotImplemented" | "XNotImplemented" => Self::NotSupported,
             "IllegalLocationConstraintException" | "InvalidBucketName" | "InvalidLocationConstraint" | "InvalidTag" => {
                 Self::Invalid
             }
-            "TooManyBuckets" => Self::TooMany,
+            "TooManyBuckets" => Self::TooManyBuckets,
             "InternalError" | "OperationAborted" | "RequestTimeout" | "ServiceUnavailable" | "SlowDown" => Self::Busy,
             _ => return None,
         })
     }
 
-    /// Whether the same call may work later without anybody doing anything.
-    pub const fn passes(self) -> bool {
-        matches!(self, Self::Busy | Self::Unreachable | Self::Late)
+    /// Whether a retry may succeed.
+    pub const fn is_transient(self) -> bool {
+        matches!(self, Self::Busy | Self::Unreachable | Self::Timeout)
     }
+}
+
+/// Why a request must not be sent with the driver's keys.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CredentialsError {
+    #[error(
+        "the request has no provisioner secret and the driver has no keys: name a secret in the StorageClass, or give the controller AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    )]
+    Missing,
+
+    #[error(
+        "the volume is in the store {endpoint}, and the request has no provisioner secret; the driver's keys are never sent to another store: restore the secret that the volume was created with"
+    )]
+    ForeignEndpoint { endpoint: String },
+
+    #[error(
+        "the volume was created with a provisioner secret, and the request has none; the driver's keys are never used instead: restore the secret that the volume was created with"
+    )]
+    SecretRequired,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum CreateError {
-    #[error("another call works on this volume; it is answered when that one is")]
+    #[error("another call is in progress for this volume")]
     Busy,
 
-    #[error(
-        "no provisioner secret came with the request and the driver has no keys of its own: name a secret in the StorageClass, or give the controller AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    )]
-    NoKeys,
+    #[error(transparent)]
+    Credentials(CredentialsError),
 
-    #[error("the volume was not made in time; the next call goes on from here")]
-    Late,
+    #[error("the volume was not created in time; the next call continues")]
+    DeadlineExceeded,
 
-    #[error("failed to make the bucket")]
+    #[error("failed to create the bucket")]
     Bucket {
         #[source]
         cause: S3Error,
     },
 
-    #[error("bucket {bucket:?} exists and belongs to another account: it is not touched")]
+    #[error("bucket {bucket:?} exists and belongs to another account; it is not used")]
     ForeignBucket {
         bucket: String,
         #[source]
         cause: S3Error,
     },
 
-    #[error("bucket {bucket:?} exists, has objects in it and no note of ours: it is not touched")]
-    NotMarked { bucket: String },
+    #[error("bucket {bucket:?} exists, contains objects and has no metadata of ours; it is not used")]
+    NoMetadata { bucket: String },
 
-    #[error("failed to look at what is there")]
-    Look {
+    #[error(
+        "the volume's bucket would be {bucket:?}, but it has bucket {other:?} already: restore parameter bucketNamePrefix of the StorageClass, or delete that bucket"
+    )]
+    OtherBucket { bucket: String, other: String },
+
+    #[error("failed to read what exists")]
+    Read {
         #[source]
         cause: S3Error,
     },
 
-    #[error("failed to note in bucket {bucket:?} that it is a volume of ours")]
-    Note {
+    #[error("failed to write the volume's metadata to bucket {bucket:?}")]
+    Metadata {
         bucket: String,
         #[source]
         cause: S3Error,
     },
 
-    #[error("failed to note the volume in the shared bucket")]
-    SharedNote {
+    #[error("failed to write the volume's metadata to the shared bucket")]
+    SharedMetadata {
         #[source]
         cause: S3Error,
     },
@@ -143,7 +162,7 @@ pub enum CreateError {
     #[error("a volume of this name exists with other parameters")]
     Different {
         #[source]
-        cause: Difference,
+        cause: RecordDifference,
     },
 
     #[error("a volume of this name exists")]
@@ -152,7 +171,7 @@ pub enum CreateError {
         cause: UnreadableRecord,
     },
 
-    #[error("the shared bucket does not exist: make it, or correct parameter bucket of the StorageClass")]
+    #[error("the shared bucket does not exist: create it, or correct parameter bucket of the StorageClass")]
     NoSharedBucket {
         #[source]
         cause: S3Error,
@@ -162,25 +181,23 @@ pub enum CreateError {
     Overlap { bucket: String, prefix: String, other: String },
 
     #[error(
-        "prefix {prefix:?} of bucket {bucket:?} has objects in it that no volume put there: with onDelete delete-all they would be deleted with the volume; choose another prefixTemplate or policy"
+        "prefix {prefix:?} of bucket {bucket:?} contains objects that belong to no volume; with onDelete delete-all they would be deleted with the volume: choose another prefixTemplate or policy"
     )]
     PrefixNotEmpty { bucket: String, prefix: String },
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum DeleteError {
-    #[error("another call works on this volume; it is answered when that one is")]
+    #[error("another call is in progress for this volume")]
     Busy,
 
-    #[error(
-        "no provisioner secret came with the request and the driver has no keys of its own: give back the secret that the volume was made with, or the driver's keys"
-    )]
-    NoKeys,
+    #[error(transparent)]
+    Credentials(CredentialsError),
 
-    #[error("the volume was not deleted in time; the next call goes on from here")]
-    Late,
+    #[error("the volume was not deleted in time; the next call continues")]
+    DeadlineExceeded,
 
-    #[error("bucket {bucket:?} was not made by this driver: it is not deleted")]
+    #[error("bucket {bucket:?} was not created by this driver; it is not deleted")]
     Foreign { bucket: String },
 
     #[error(
@@ -188,8 +205,8 @@ pub enum DeleteError {
     )]
     NotEmpty { place: String, what: String },
 
-    #[error("failed to look at what is there")]
-    Look {
+    #[error("failed to read what exists")]
+    Read {
         #[source]
         cause: S3Error,
     },
@@ -200,14 +217,14 @@ pub enum DeleteError {
         cause: UnreadableRecord,
     },
 
-    #[error("failed to remove the volume's data")]
+    #[error("failed to delete the volume's data")]
     Empty {
         #[source]
         cause: S3Error,
     },
 
-    #[error("failed to remove the note about the volume")]
-    Note {
+    #[error("failed to delete the volume's metadata")]
+    Metadata {
         #[source]
         cause: S3Error,
     },
@@ -220,15 +237,15 @@ pub enum DeleteError {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum FindError {
-    #[error("no secret came with the request and the driver has no keys of its own")]
-    NoKeys,
+pub enum LookupError {
+    #[error(transparent)]
+    Credentials(CredentialsError),
 
     #[error("the store did not answer in time")]
-    Late,
+    DeadlineExceeded,
 
-    #[error("failed to look at what is there")]
-    Look {
+    #[error("failed to read what exists")]
+    Read {
         #[source]
         cause: S3Error,
     },

@@ -1,4 +1,4 @@
-//! What can go wrong between us and systemd.
+//! Errors of calls to systemd.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum SystemdError {
     #[error(
-        "systemd does not answer at {socket:?}; is systemd this node's init, and is its directory mounted into the node plugin?"
+        "systemd does not answer at {socket:?}; check that systemd is the init of this node and that its directory is mounted into the node plugin"
     )]
     Unreachable {
         socket: PathBuf,
@@ -25,37 +25,31 @@ pub enum SystemdError {
         cause: zbus::Error,
     },
 
-    #[error("systemd answered {call} with something else than expected")]
-    OddAnswer {
+    #[error("systemd sent an unexpected reply to {call}")]
+    InvalidAnswer {
         call: &'static str,
         #[source]
         cause: zbus::Error,
     },
 
-    #[error("no pseudoterminal could be opened at {ptmx:?}; PTMX_PATH must be the host's, for example /host/dev/ptmx")]
+    #[error("failed to open a pseudoterminal at {ptmx:?}; PTMX_PATH must be the host's, for example /host/dev/ptmx")]
     Terminal {
         ptmx: PathBuf,
         #[source]
         cause: io::Error,
     },
-
-    #[error("failed to make up a name for a unit")]
-    Random {
-        #[source]
-        cause: io::Error,
-    },
 }
 
-/// How one call over one connection failed.
+/// Why a call over one connection failed.
 #[derive(Debug)]
-pub(super) enum CallError {
-    /// The connection is gone. Whether systemd has done what was asked is not known.
+pub(super) enum BusCallError {
+    /// The connection was lost; whether systemd carried out the call is unknown.
     Lost,
-    /// systemd said no.
+    /// systemd returned an error.
     Refused(zbus::Error),
 }
 
-impl CallError {
+impl BusCallError {
     pub(super) fn new(error: zbus::Error) -> Self {
         match error {
             zbus::Error::MethodError(..) => Self::Refused(error),
@@ -65,7 +59,7 @@ impl CallError {
     }
 }
 
-/// Whether systemd's answer has this error name.
+/// Whether the D-Bus error has this name.
 pub(super) fn is_named(error: &zbus::Error, name: &str) -> bool {
     matches!(error, zbus::Error::MethodError(found, ..) if found.as_str() == name)
 }

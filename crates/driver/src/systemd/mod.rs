@@ -1,12 +1,12 @@
-//! systemd on this node, over its private socket: transient units with the output of their start, and what becomes of
-//! them. It knows nothing about volumes, buckets or CSI.
+//! A client of systemd's private socket: starts transient units, captures their start-up output, and watches them. It knows
+//! nothing about volumes, buckets or CSI.
 //!
-//! Calls block and have a deadline: they are made from threads that may wait. One connection serves all of them at once, no
-//! lock is held while anybody waits, and a connection that is lost (systemd was restarted) is made anew behind their backs.
+//! Calls block until a deadline, on threads that may block. All of them share one connection, no lock is held across a call,
+//! and a lost connection (systemd re-executed itself) is re-established in the background.
 
 mod client;
+mod connection;
 mod error;
-mod link;
 mod names;
 mod service;
 mod signals;
@@ -15,23 +15,22 @@ mod terminal;
 
 pub use self::client::Systemd;
 pub use self::error::SystemdError;
-pub use self::names::random_uuid;
-pub use self::service::{Ended, Kind, Limits, Outcome, Service, Started};
+pub use self::service::{Ended, Limits, Service, ServiceOutcome, ServiceType, Started};
 pub use self::signals::Change;
 
-/// Where systemd listens for root.
+/// systemd's socket for root.
 pub const PRIVATE_SOCKET: &str = "/run/systemd/private";
 
-/// A unit as systemd lists it.
+/// A row of systemd's list of units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitRow {
     pub name: String,
     pub active: ActiveState,
-    /// A start or stop of it is under way.
+    /// A start or stop job is running.
     pub has_job: bool,
 }
 
-/// What systemd says about a unit, as far as we care.
+/// The `ActiveState` of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActiveState {
     Active,
@@ -39,7 +38,7 @@ pub enum ActiveState {
     Deactivating,
     Failed,
     Inactive,
-    /// `reloading`, `maintenance` and what later versions may add: it runs, in some way.
+    /// `reloading`, `maintenance` and states of later versions: treated as running.
     Other,
 }
 
@@ -55,19 +54,19 @@ impl ActiveState {
         }
     }
 
-    /// Its processes run, or may.
+    /// Its processes may be running.
     pub const fn is_running(self) -> bool {
         matches!(self, Self::Active | Self::Activating | Self::Deactivating | Self::Other)
     }
 }
 
-/// What a unit runs, as it was asked for.
+/// What a unit was asked to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitCommand {
     /// The program and its arguments.
     pub command: Vec<String>,
     pub environment: Vec<String>,
     pub limits: Limits,
-    /// Microseconds on the clock that never goes back, when it was started; later units have larger ones.
+    /// Start time in microseconds of `CLOCK_MONOTONIC`.
     pub started: u64,
 }

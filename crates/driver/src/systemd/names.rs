@@ -1,12 +1,9 @@
-//! How systemd spells things: unit names as object paths, and arguments that must not be expanded.
-
-use std::io;
-
-use rustix::rand::{GetRandomFlags, getrandom};
+//! systemd's escaping rules: unit names as object paths, and arguments that must not be expanded.
 
 const UNITS: &str = "/org/freedesktop/systemd1/unit/";
 
-/// The object path of a unit: ASCII letters, and digits but for a first one, stand for themselves; others are `_` and two hex digits.
+/// The object path of a unit. All bytes but ASCII letters, and digits after the first byte, are escaped as `_` and two hex
+/// digits.
 pub fn unit_path(name: &str) -> String {
     let mut path = String::from(UNITS);
     if name.is_empty() {
@@ -22,7 +19,7 @@ pub fn unit_path(name: &str) -> String {
     path
 }
 
-/// The name behind an object path, if it is one of a unit.
+/// The name of the unit with this object path.
 pub fn unit_name(path: &str) -> Option<String> {
     let name = path.strip_prefix(UNITS)?;
     if name == "_" { Some(String::new()) } else { decode(name) }
@@ -33,31 +30,31 @@ pub fn escape_argument(argument: &str) -> String {
     argument.replace('$', "$$")
 }
 
-/// The reverse, for a command that is read back.
+/// The reverse of [`escape_argument`].
 pub fn unescape_argument(argument: &str) -> String {
     argument.replace("$$", "$")
 }
 
-/// Whether systemd forgets the argument when it is reloaded: 252 puts a backslash before these characters then, 257 doubles
-/// dollars. It does not know any better; so the command is noted once more, see [`noted_command`].
+/// Whether a reload of systemd changes the argument: 252 inserts backslashes before these characters, 257 doubles dollar signs.
+/// So such a command is recorded a second time, see [`recorded_command`].
 pub fn is_fragile(argument: &str) -> bool {
     argument.contains(['$', ';'])
 }
 
 const COMMAND: &str = "S3CSI_COMMAND=";
 
-/// A variable for the environment of a unit that holds its command, in characters that come through everything.
-pub fn noted_command(command: &[String]) -> String {
+/// An environment variable with the command of a unit, in characters that survive a reload.
+pub fn recorded_command(command: &[String]) -> String {
     let words: Vec<String> = command.iter().map(|it| encode(it)).collect();
     format!("{COMMAND}{}", words.join(","))
 }
 
-/// The command in a variable of [`noted_command`]; nothing if it is another variable.
-pub fn command_noted_in(variable: &str) -> Option<Vec<String>> {
+/// The command in a variable of [`recorded_command`]; `None` for another variable.
+pub fn recorded_command_in(variable: &str) -> Option<Vec<String>> {
     variable.strip_prefix(COMMAND)?.split(',').map(decode).collect()
 }
 
-/// Letters, digits and some more stand for themselves, others are `_` and two hex digits.
+/// All bytes but letters, digits and a few others are escaped as `_` and two hex digits.
 fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -95,22 +92,6 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(plain).ok()
 }
 
-/// A random UUID (version 4) as text.
-pub fn random_uuid() -> io::Result<String> {
-    let mut bytes = [0_u8; 16];
-    getrandom(&mut bytes, GetRandomFlags::empty())?;
-    bytes[6] = bytes[6] & 0x0f | 0x40;
-    bytes[8] = bytes[8] & 0x3f | 0x80;
-    let mut number = u128::from_be_bytes(bytes);
-    let mut digits = [0_u8; 32];
-    for digit in digits.iter_mut().rev() {
-        *digit = b"0123456789abcdef"[(number & 15) as usize];
-        number >>= 4;
-    }
-    let text = String::from_utf8_lossy(&digits);
-    Ok(format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,27 +115,19 @@ mod tests {
     }
 
     #[test]
-    fn dollars_come_through_unexpanded() {
+    fn dollar_signs_are_not_expanded() {
         assert_eq!(escape_argument("--prefix=$HOME/${X}$$"), "--prefix=$$HOME/$${X}$$$$");
         assert_eq!(unescape_argument(&escape_argument("a$b$$c")), "a$b$$c");
     }
 
     #[test]
-    fn a_command_is_noted_in_plain_characters() {
+    fn a_command_is_recorded_in_plain_characters() {
         let command = ["/bin/mount-s3", "--prefix=a;b $c/_,é", "", "logs"].map(str::to_owned);
-        let noted = noted_command(&command);
-        assert_eq!(noted, "S3CSI_COMMAND=/bin/mount-s3,--prefix=a_3bb_20_24c/_5f_2c_c3_a9,,logs");
-        assert_eq!(command_noted_in(&noted).as_deref(), Some(command.as_slice()));
+        let recorded = recorded_command(&command);
+        assert_eq!(recorded, "S3CSI_COMMAND=/bin/mount-s3,--prefix=a_3bb_20_24c/_5f_2c_c3_a9,,logs");
+        assert_eq!(recorded_command_in(&recorded).as_deref(), Some(command.as_slice()));
         for other in ["AWS_REGION=a", "S3CSI_COMMAND=a_", "S3CSI_COMMAND=_zz", "S3CSI_COMMAND=_ff"] {
-            assert_eq!(command_noted_in(other), None, "{other}");
+            assert_eq!(recorded_command_in(other), None, "{other}");
         }
-    }
-
-    #[test]
-    fn uuids_are_random_and_look_like_uuids() {
-        let (one, other) = (random_uuid().unwrap(), random_uuid().unwrap());
-        assert_ne!(one, other);
-        assert_eq!(one.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12]);
-        assert_eq!(one.as_bytes()[14], b'4');
     }
 }

@@ -1,4 +1,4 @@
-//! What a transient service is, in our words and in systemd's, and how its start can end.
+//! A transient service, its D-Bus properties, and the outcome of its start.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,33 +7,33 @@ use std::time::Duration;
 use zbus::{OwnedVariant, Variant};
 
 use super::ActiveState;
-use super::names::{escape_argument, is_fragile, noted_command};
+use super::names::{escape_argument, is_fragile, recorded_command};
 use super::signals::{number, text};
 
-/// A service that exists as long as it runs.
+/// A transient service: systemd unloads it when it ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub name: String,
     pub description: String,
-    pub kind: Kind,
-    /// The program and its arguments, as the program shall see them.
+    pub service_type: ServiceType,
+    /// The program and its arguments, unescaped.
     pub command: Vec<String>,
-    /// `KEY=VALUE`. Anybody on the node can read it: no secrets.
+    /// `KEY=VALUE`. Readable by every user of the node: no secrets.
     pub environment: Vec<String>,
     pub limits: Limits,
-    /// systemd gives up on the start after this time.
-    pub starts_within: Duration,
+    /// systemd fails the start after this time.
+    pub start_timeout: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Started when its first process has ended well; the ones that remain are the service.
+pub enum ServiceType {
+    /// Started when its first process has exited with 0; the remaining processes are the service.
     Forking,
-    /// Started when its process has ended well; then it is gone.
+    /// Started when its process has exited with 0.
     Oneshot,
 }
 
-/// What a unit may use. Nothing said, nothing limited.
+/// Resource limits of a unit; `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     pub memory_bytes: Option<u64>,
@@ -42,65 +42,66 @@ pub struct Limits {
     pub tasks: Option<u64>,
 }
 
-/// How a start went, and what was said meanwhile.
+/// The outcome of a start, and the output until then.
 #[derive(Debug)]
 pub struct Started {
-    pub outcome: Outcome,
+    pub outcome: ServiceOutcome,
     pub output: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// A forking service runs; a oneshot has done its work.
+pub enum ServiceOutcome {
+    /// A forking service runs; a oneshot has ended successfully.
     Done,
     Failed(Ended),
 }
 
-/// What is known about the end of a unit that failed.
+/// How a unit failed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
     /// `failed`, `timeout`, `canceled`, …
     pub job: Option<String>,
     /// `exit-code`, `signal`, `timeout`, `resources`, …
     pub result: Option<String>,
-    /// Exit status of the program, where systemd tells it.
+    /// Exit status of the program, if known.
     pub status: Option<i32>,
 }
 
-/// systemd refuses more than these lengths anyway, and a description is for one line of a table.
+/// A description is shown in one line of a table.
 const LONGEST_DESCRIPTION: usize = 200;
 
-/// An engine with open files gets five seconds to finish them; after this time it is killed.
-const STOPS_WITHIN: Duration = Duration::from_secs(15);
+/// An engine gets five seconds to finish its uploads; after this time systemd kills it.
+const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Service {
     pub(super) fn properties(&self, terminal: &str) -> Vec<(&'static str, Variant<'static>)> {
-        let Self { name: _, description, kind, command, environment, limits, starts_within } = self;
+        let Self { name: _, description, service_type, command, environment, limits, start_timeout } = self;
         let description: String = description.chars().take(LONGEST_DESCRIPTION).collect();
         let escaped = self.escaped_command();
         let program = command.first().cloned().unwrap_or_default();
         let mut properties = vec![
             ("Description", Variant::new(description)),
-            ("Type", Variant::new(kind.to_string())),
+            ("Type", Variant::new(service_type.to_string())),
             ("StandardOutput", Variant::new("tty")),
             ("StandardError", Variant::new("tty")),
             ("TTYPath", Variant::new(terminal.to_owned())),
-            // The last field: whether to ignore a failure.
+            // The last field is whether to ignore a failure.
             ("ExecStart", Variant::new(vec![(program, escaped, false)])),
-            // Failed or not, systemd forgets it as soon as it has ended: nothing to clean up after a crash of ours.
+            // systemd unloads it as soon as it has ended, failed or not: nothing to clean up after a crash of the plugin.
             ("CollectMode", Variant::new("inactive-or-failed")),
-            // An engine that keeps itself alive replaces a part of it that ran out of memory.
+            // The supervisor in the unit replaces an engine that was killed for its memory.
             ("OOMPolicy", Variant::new("continue")),
-            ("TimeoutStartUSec", Variant::new(microseconds(*starts_within))),
-            ("TimeoutStopUSec", Variant::new(microseconds(STOPS_WITHIN))),
+            ("TimeoutStartUSec", Variant::new(microseconds(*start_timeout))),
+            ("TimeoutStopUSec", Variant::new(microseconds(STOP_TIMEOUT))),
         ];
-        if *kind == Kind::Forking {
-            // The process that keeps the engine alive says so when it had to.
+        properties.extend(sandbox());
+        if *service_type == ServiceType::Forking {
+            // The supervisor in the unit reports replaced engines as status text.
             properties.push(("NotifyAccess", Variant::new("all")));
         }
         let mut environment = environment.clone();
         if self.is_fragile() {
-            environment.push(noted_command(command));
+            environment.push(recorded_command(command));
         }
         if !environment.is_empty() {
             properties.push(("Environment", Variant::new(environment)));
@@ -112,7 +113,7 @@ impl Service {
         properties
     }
 
-    /// Whether a systemd that is reloaded changes the command before it runs it.
+    /// Whether a reload of systemd may change the command.
     pub(super) fn is_fragile(&self) -> bool {
         self.command.iter().any(|it| is_fragile(it))
     }
@@ -122,7 +123,42 @@ impl Service {
     }
 }
 
-impl fmt::Display for Kind {
+/// Capabilities that a unit keeps, as bits: `CAP_SYS_ADMIN` to mount and unmount, `CAP_SYS_RESOURCE` to lower `oom_score_adj`.
+const CAPABILITIES: u64 = 1 << 21 | 1 << 24;
+
+/// What neither an engine nor umount needs, and what a tenant's store must not get hold of if it takes over an engine.
+const DENIED_SYSTEM_CALLS: [&str; 8] =
+    ["@clock", "@cpu-emulation", "@debug", "@module", "@obsolete", "@raw-io", "@reboot", "@swap"];
+
+const ADDRESS_FAMILIES: [&str; 4] = ["AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"];
+
+/// The sandbox of all units. Nothing in it makes systemd create a mount namespace (`ProtectSystem=`, `PrivateTmp=`, …): the mount
+/// of an engine would stay in there. Engines hold keys, so there are no core dumps.
+fn sandbox() -> Vec<(&'static str, Variant<'static>)> {
+    let list = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<String>>();
+    let (allow, deny) = (true, false);
+    vec![
+        ("NoNewPrivileges", Variant::new(true)),
+        ("CapabilityBoundingSet", Variant::new(CAPABILITIES)),
+        ("SystemCallFilter", Variant::new((deny, list(&DENIED_SYSTEM_CALLS)))),
+        ("SystemCallErrorNumber", Variant::new(EPERM)),
+        ("SystemCallArchitectures", Variant::new(list(&["native"]))),
+        ("RestrictAddressFamilies", Variant::new((allow, list(&ADDRESS_FAMILIES)))),
+        // The namespaces that may be created, as flags: none.
+        ("RestrictNamespaces", Variant::new(0_u64)),
+        ("RestrictRealtime", Variant::new(true)),
+        ("RestrictSUIDSGID", Variant::new(true)),
+        ("LockPersonality", Variant::new(true)),
+        ("MemoryDenyWriteExecute", Variant::new(true)),
+        ("LimitCORE", Variant::new(0_u64)),
+        ("LimitCORESoft", Variant::new(0_u64)),
+    ]
+}
+
+/// What a denied system call returns; the default is to kill the process.
+const EPERM: i32 = 1;
+
+impl fmt::Display for ServiceType {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Forking => "forking",
@@ -146,22 +182,22 @@ fn microseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// What the signals said about a unit so far.
+/// The properties of a starting unit, collected from signals.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct StartProgress {
     active: Option<ActiveState>,
     ended: Ended,
 }
 
-impl Seen {
-    pub fn absorb(&mut self, changed: &HashMap<String, OwnedVariant>) {
+impl StartProgress {
+    pub fn update(&mut self, changed: &HashMap<String, OwnedVariant>) {
         if let Some(state) = text(changed, "ActiveState") {
             self.active = Some(ActiveState::parse(state));
         }
         if let Some(result) = text(changed, "Result").filter(|it| *it != "success") {
             self.ended.result = Some(result.to_owned());
         }
-        // A status without a code means that the program has not ended.
+        // The code is 0 while the program runs.
         if number(changed, "ExecMainCode").is_some_and(|it| it != 0) {
             self.ended.status = number(changed, "ExecMainStatus");
         }
@@ -171,21 +207,21 @@ impl Seen {
         self.active == Some(ActiveState::Active)
     }
 
-    /// The job is over. The first state that a new unit reports is `inactive`, so the job decides and not the state alone.
-    pub fn decide(mut self, kind: Kind, job: String) -> Outcome {
+    /// The start job has ended. A new unit first reports `inactive`, so the state alone does not decide.
+    pub fn decide(mut self, service_type: ServiceType, job: String) -> ServiceOutcome {
         let (is_done, is_up) = (job == "done", self.is_up());
-        match kind {
-            Kind::Oneshot if is_done => Outcome::Done,
-            Kind::Forking if is_done && is_up => Outcome::Done,
-            Kind::Forking | Kind::Oneshot => {
+        match service_type {
+            ServiceType::Oneshot if is_done => ServiceOutcome::Done,
+            ServiceType::Forking if is_done && is_up => ServiceOutcome::Done,
+            ServiceType::Forking | ServiceType::Oneshot => {
                 self.ended.job = Some(job);
-                Outcome::Failed(self.ended)
+                ServiceOutcome::Failed(self.ended)
             }
         }
     }
 
-    pub fn failed(self) -> Outcome {
-        Outcome::Failed(self.ended)
+    pub fn failed(self) -> ServiceOutcome {
+        ServiceOutcome::Failed(self.ended)
     }
 }
 
@@ -198,35 +234,41 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(kind: Kind, states: &[&'static str], job: &str, is_done: bool) {
-        let mut seen = Seen::default();
+    fn check(service_type: ServiceType, states: &[&'static str], job: &str, is_done: bool) {
+        let mut seen = StartProgress::default();
         for state in states {
-            seen.absorb(&changed(&[("ActiveState", Variant::new(*state))]));
+            seen.update(&changed(&[("ActiveState", Variant::new(*state))]));
         }
-        assert_eq!(seen.decide(kind, job.to_owned()) == Outcome::Done, is_done, "{kind} {states:?} {job}");
+        assert_eq!(
+            seen.decide(service_type, job.to_owned()) == ServiceOutcome::Done,
+            is_done,
+            "{service_type} {states:?} {job}"
+        );
     }
 
     #[test]
-    fn a_start_has_worked_when_its_job_is_done_and_the_service_is_up() {
-        check(Kind::Forking, &["inactive", "activating", "active"], "done", true);
-        // The first process ended well but left nobody behind.
-        check(Kind::Forking, &["inactive", "activating", "inactive"], "done", false);
-        check(Kind::Forking, &["inactive", "activating", "failed"], "failed", false);
-        check(Kind::Oneshot, &["inactive", "activating", "inactive"], "done", true);
-        check(Kind::Oneshot, &["inactive", "activating", "failed"], "failed", false);
-        check(Kind::Oneshot, &[], "timeout", false);
+    fn a_start_succeeds_when_its_job_is_done_and_the_service_is_active() {
+        check(ServiceType::Forking, &["inactive", "activating", "active"], "done", true);
+        // The first process exited with 0 and left no other.
+        check(ServiceType::Forking, &["inactive", "activating", "inactive"], "done", false);
+        check(ServiceType::Forking, &["inactive", "activating", "failed"], "failed", false);
+        check(ServiceType::Oneshot, &["inactive", "activating", "inactive"], "done", true);
+        check(ServiceType::Oneshot, &["inactive", "activating", "failed"], "failed", false);
+        check(ServiceType::Oneshot, &[], "timeout", false);
     }
 
     #[test]
-    fn the_end_of_a_program_is_told() {
-        let mut seen = Seen::default();
-        seen.absorb(&changed(&[("ExecMainCode", Variant::new(0)), ("ExecMainStatus", Variant::new(0))]));
-        seen.absorb(&changed(&[
+    fn the_exit_status_is_reported() {
+        let mut seen = StartProgress::default();
+        seen.update(&changed(&[("ExecMainCode", Variant::new(0)), ("ExecMainStatus", Variant::new(0))]));
+        seen.update(&changed(&[
             ("Result", Variant::new("exit-code")),
             ("ExecMainCode", Variant::new(1)),
             ("ExecMainStatus", Variant::new(32)),
         ]));
-        let Outcome::Failed(ended) = seen.decide(Kind::Oneshot, "failed".to_owned()) else { panic!("it failed") };
+        let ServiceOutcome::Failed(ended) = seen.decide(ServiceType::Oneshot, "failed".to_owned()) else {
+            panic!("it failed")
+        };
         assert_eq!(ended.status, Some(32));
         assert_eq!(ended.to_string(), "exit-code, status 32");
     }

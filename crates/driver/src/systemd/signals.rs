@@ -1,21 +1,21 @@
-//! One dispatcher for everything systemd says without being asked. It only sorts: it never waits for anybody, because
-//! while it does, no answer is read either.
+//! The dispatcher of systemd's signals. It never blocks, because replies are read by the same task.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures::StreamExt as _;
+use parking_lot::Mutex;
 use tokio::sync::{broadcast, mpsc};
 use zbus::message::Type;
 use zbus::{Message, MessageStream, OwnedObjectPath, OwnedVariant};
 
 use super::names::{unit_name, unit_path};
-use super::{ActiveState, link};
+use super::{ActiveState, connection};
 
-/// How many changes a listener may fall behind; one that does is told to look at everything.
+/// How many changes a subscriber may fall behind; then it must resync.
 const BACKLOG: usize = 1024;
 
-/// What is said about one unit that somebody waits for.
+/// A signal about a watched unit.
 #[derive(Debug)]
 pub enum Signal {
     Properties(HashMap<String, OwnedVariant>),
@@ -23,21 +23,21 @@ pub enum Signal {
         job: String,
         result: String,
     },
-    /// This connection was made, perhaps after a loss: anything that was said before it may have been missed.
+    /// A connection was established, perhaps after a loss: earlier signals may have been missed.
     Connected {
         number: u64,
     },
 }
 
-/// What is said about any unit.
+/// A change of any unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// It failed, or systemd has forgotten it. A reload of systemd says the latter of units that live on.
+    /// It failed or was unloaded. A reload of systemd announces the latter for running units, too.
     MayHaveEnded { unit: String },
-    /// What it says about itself, now or for a while already.
-    Says { unit: String, words: String },
+    /// Its status text, which systemd repeats with every other change.
+    Status { unit: String, text: String },
     /// Changes may have been missed.
-    LookAtAll,
+    Resync,
 }
 
 #[derive(Clone)]
@@ -48,8 +48,8 @@ pub struct Dispatcher {
 
 type Watchers = Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Signal>>>>;
 
-/// What is said about one unit, for as long as this exists.
-pub struct Watch {
+/// A subscription to the signals about one unit; ends when dropped.
+pub struct SignalSubscription {
     path: String,
     signals: mpsc::UnboundedReceiver<Signal>,
     watchers: Watchers,
@@ -60,12 +60,12 @@ impl Dispatcher {
         Self { watchers: Watchers::default(), changes: broadcast::channel(BACKLOG).0 }
     }
 
-    /// Everything that is said about a unit from now on. One watcher per unit: names are made up for one caller.
-    pub fn watch(&self, unit: &str) -> Watch {
+    /// Subscribes to the signals about a unit. One watcher per unit: names are unique to a caller.
+    pub fn watch(&self, unit: &str) -> SignalSubscription {
         let (sender, signals) = mpsc::unbounded_channel();
         let path = unit_path(unit);
-        self.watchers().insert(path.clone(), sender);
-        Watch { path, signals, watchers: self.watchers.clone() }
+        self.watchers.lock().insert(path.clone(), sender);
+        SignalSubscription { path, signals, watchers: self.watchers.clone() }
     }
 
     pub fn changes(&self) -> broadcast::Receiver<Change> {
@@ -73,92 +73,95 @@ impl Dispatcher {
     }
 
     pub fn connected(&self, number: u64) {
-        for watcher in self.watchers().values() {
-            // Who does not listen any more is about to leave the list.
+        for watcher in self.watchers.lock().values() {
+            // A closed receiver is about to be removed from the map.
             let _ = watcher.send(Signal::Connected { number });
         }
-        let _ = self.changes.send(Change::LookAtAll);
+        let _ = self.changes.send(Change::Resync);
     }
 
-    /// Sorts until the connection ends.
+    /// Dispatches signals until the connection ends.
     pub async fn run(&self, mut messages: MessageStream) {
         while let Some(Ok(message)) = messages.next().await {
             if message.message_type() == Type::Signal {
-                self.sort(&message);
+                self.dispatch(&message);
             }
         }
     }
 
-    fn sort(&self, message: &Message) -> Option<()> {
+    fn dispatch(&self, message: &Message) -> Option<()> {
         let header = message.header();
         let (interface, member) = (header.interface()?.as_str(), header.member()?.as_str());
         match (interface, member) {
-            (link::MANAGER, "UnitRemoved") => {
+            (connection::MANAGER, "UnitRemoved") => {
                 let (unit, _) = message.body().deserialize::<(String, OwnedObjectPath)>().ok()?;
                 self.change(unit);
             }
-            (link::MANAGER, "JobRemoved") => {
+            (connection::MANAGER, "JobRemoved") => {
                 let (_, job, unit, result) =
                     message.body().deserialize::<(u32, OwnedObjectPath, String, String)>().ok()?;
-                self.tell(&unit_path(&unit), Signal::JobRemoved { job: job.to_string(), result });
+                self.notify(&unit_path(&unit), Signal::JobRemoved { job: job.to_string(), result });
             }
-            (link::PROPERTIES, "PropertiesChanged") => {
+            (connection::PROPERTIES, "PropertiesChanged") => {
                 let path = header.path()?.as_str();
-                // Most units of a node are not ours; their properties are not even looked at.
-                let is_watched = self.watchers().contains_key(path);
+                // Most units of a node are not ours; their properties are not parsed.
+                let is_watched = self.watchers.lock().contains_key(path);
                 let unit = if self.changes.receiver_count() > 0 { unit_name(path) } else { None };
-                let is_mount = unit.as_deref().is_some_and(|it| it.ends_with(".service"));
-                if !is_watched && !is_mount {
+                let service = unit.filter(|it| it.ends_with(".service"));
+                if !is_watched && service.is_none() {
                     return None;
                 }
                 let (_, changed, _) =
                     message.body().deserialize::<(String, HashMap<String, OwnedVariant>, Vec<String>)>().ok()?;
-                if let Some(words) = text(&changed, "StatusText").filter(|it| !it.is_empty()) {
-                    let (unit, words) = (unit.clone()?, words.to_owned());
-                    // Nobody listens: then nobody wants to know.
-                    let _ = self.changes.send(Change::Says { unit, words });
+                if let Some(unit) = service {
+                    self.publish_changes(unit, &changed);
                 }
-                if text(&changed, "ActiveState").is_some_and(|it| ActiveState::parse(it) == ActiveState::Failed) {
-                    self.change(unit?);
-                }
-                self.tell(path, Signal::Properties(changed));
+                self.notify(path, Signal::Properties(changed));
             }
             _ => {}
         }
         Some(())
     }
 
-    fn change(&self, unit: String) {
-        // Nobody listens: then nobody wants to know.
-        let _ = self.changes.send(Change::MayHaveEnded { unit });
-    }
-
-    fn tell(&self, path: &str, signal: Signal) {
-        if let Some(watcher) = self.watchers().get(path) {
-            let _ = watcher.send(signal);
+    /// For the subscribers of all units.
+    fn publish_changes(&self, unit: String, changed: &HashMap<String, OwnedVariant>) {
+        if let Some(status) = text(changed, "StatusText").filter(|it| !it.is_empty()) {
+            let (unit, text) = (unit.clone(), status.to_owned());
+            // Fails without subscribers, which is fine.
+            let _ = self.changes.send(Change::Status { unit, text });
+        }
+        if text(changed, "ActiveState").is_some_and(|it| ActiveState::parse(it) == ActiveState::Failed) {
+            self.change(unit);
         }
     }
 
-    fn watchers(&self) -> MutexGuard<'_, HashMap<String, mpsc::UnboundedSender<Signal>>> {
-        self.watchers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn change(&self, unit: String) {
+        // Fails without subscribers, which is fine.
+        let _ = self.changes.send(Change::MayHaveEnded { unit });
+    }
+
+    fn notify(&self, path: &str, signal: Signal) {
+        if let Some(watcher) = self.watchers.lock().get(path) {
+            let _ = watcher.send(signal);
+        }
     }
 }
 
-impl Watch {
+impl SignalSubscription {
     pub async fn next(&mut self) -> Signal {
-        // The sender is in the dispatcher's list until we leave it.
+        // The sender stays in the dispatcher's map until this is dropped.
         self.signals.recv().await.unwrap_or(Signal::Connected { number: u64::MAX })
     }
 
-    /// What has been said already, if anything.
-    pub fn heard(&mut self) -> Option<Signal> {
+    /// A signal that has already arrived, if any.
+    pub fn queued(&mut self) -> Option<Signal> {
         self.signals.try_recv().ok()
     }
 }
 
-impl Drop for Watch {
+impl Drop for SignalSubscription {
     fn drop(&mut self) {
-        self.watchers.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.path);
+        self.watchers.lock().remove(&self.path);
     }
 }
 
@@ -168,4 +171,53 @@ pub fn text<'a>(properties: &'a HashMap<String, OwnedVariant>, name: &str) -> Op
 
 pub fn number(properties: &HashMap<String, OwnedVariant>, name: &str) -> Option<i32> {
     properties.get(name).and_then(|it| i32::try_from(&**it).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use zbus::Variant;
+
+    use super::*;
+
+    fn properties_changed(unit: &str, property: &str, value: &'static str) -> Message {
+        let changed = HashMap::from([(property, Variant::new(value))]);
+        let invalidated: Vec<String> = Vec::new();
+        Message::signal(unit_path(unit).as_str(), connection::PROPERTIES, "PropertiesChanged")
+            .build(&("org.freedesktop.systemd1.Unit", changed, invalidated))
+            .unwrap()
+    }
+
+    /// The state that the watcher of a unit gets to know, without any subscriber to all units.
+    fn watched(property: &str, value: &'static str) -> Option<String> {
+        let dispatcher = Dispatcher::new();
+        let mut watch = dispatcher.watch("a.service");
+        dispatcher.dispatch(&properties_changed("a.service", property, value));
+        match watch.queued()? {
+            Signal::Properties(changed) => text(&changed, property).map(str::to_owned),
+            Signal::JobRemoved { .. } | Signal::Connected { .. } => None,
+        }
+    }
+
+    #[test]
+    fn a_watcher_gets_all_properties_though_nothing_subscribes_to_all_units() {
+        assert_eq!(watched("ActiveState", "active").as_deref(), Some("active"));
+        assert_eq!(watched("ActiveState", "failed").as_deref(), Some("failed"));
+        assert_eq!(watched("StatusText", "engines=2").as_deref(), Some("engines=2"));
+    }
+
+    #[test]
+    fn subscribers_get_failures_and_status_texts_of_services_only() {
+        let dispatcher = Dispatcher::new();
+        let mut changes = dispatcher.changes();
+        dispatcher.dispatch(&properties_changed("a.service", "ActiveState", "failed"));
+        dispatcher.dispatch(&properties_changed("a.service", "StatusText", "well"));
+        dispatcher.dispatch(&properties_changed("a.service", "ActiveState", "active"));
+        dispatcher.dispatch(&properties_changed("a.mount", "ActiveState", "failed"));
+        assert_eq!(changes.try_recv().unwrap(), Change::MayHaveEnded { unit: "a.service".to_owned() });
+        assert_eq!(
+            changes.try_recv().unwrap(),
+            Change::Status { unit: "a.service".to_owned(), text: "well".to_owned() }
+        );
+        assert!(changes.try_recv().is_err());
+    }
 }

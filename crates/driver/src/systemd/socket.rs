@@ -1,8 +1,8 @@
 //! systemd's private socket as a transport that zbus accepts.
 //!
-//! systemd writes the well-known name `org.freedesktop.systemd1` as the sender into every message on this socket, and zbus
-//! insists that a sender is a unique name, which starts with a colon. So each message is looked through on its way in, and the
-//! sender's first letter becomes a colon. The length stays, and nobody looks at the sender: there is only one peer.
+//! systemd sets the sender of every message on this socket to the well-known name `org.freedesktop.systemd1`, and zbus rejects
+//! senders that are not unique names, which start with a colon. So the first letter of the sender is replaced by a colon in every
+//! incoming message. The length stays the same, and the sender is never used: there is only one peer.
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -76,13 +76,13 @@ const FIXED_HEADER: usize = 16;
 /// The number of the header field that names the sender.
 const SENDER: u8 = 7;
 
-/// Bytes on their way in. Only whole messages leave, corrected.
+/// Incoming bytes. Only complete, corrected messages are passed on.
 #[derive(Debug, Default)]
 struct Frames {
     bytes: Vec<u8>,
-    /// Up to here everything has been looked through.
+    /// Everything before this offset is corrected.
     ready: usize,
-    /// Up to here everything has been taken.
+    /// Everything before this offset is consumed.
     taken: usize,
     is_authenticated: bool,
 }
@@ -92,7 +92,7 @@ impl Frames {
         self.taken == self.ready
     }
 
-    /// Where to append what was read. What was taken is forgotten.
+    /// The buffer to append to. Consumed bytes are dropped.
     fn incoming(&mut self) -> &mut Vec<u8> {
         self.bytes.drain(..self.taken);
         self.ready -= self.taken;
@@ -107,10 +107,10 @@ impl Frames {
         count
     }
 
-    /// Looks through every whole message that has arrived.
+    /// Corrects every complete message.
     fn advance(&mut self) -> io::Result<()> {
         if !self.is_authenticated {
-            // We never ask for descriptor passing, so the server answers exactly one line.
+            // We do not negotiate descriptor passing, so the server sends exactly one line.
             let Some(end) = self.bytes[self.ready..].windows(2).position(|it| it == b"\r\n") else { return Ok(()) };
             self.ready += end + 2;
             self.is_authenticated = true;
@@ -122,16 +122,16 @@ impl Frames {
     }
 }
 
-/// The length of the first message, once all of it is here and its sender is a unique name.
+/// The length of the first message after correcting its sender; `None` if it is incomplete.
 fn correct_sender(bytes: &mut [u8]) -> io::Result<Option<usize>> {
-    let odd = |text| io::Error::new(io::ErrorKind::InvalidData, text);
+    let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
     if bytes.len() < FIXED_HEADER {
         return Ok(None);
     }
     let from_bytes = match bytes[0] {
         b'l' => u32::from_le_bytes,
         b'B' => u32::from_be_bytes,
-        _ => return Err(odd("a message from systemd has no byte order")),
+        _ => return Err(invalid("a message from systemd has no byte order")),
     };
     let number = |bytes: &[u8], at: usize| -> Option<usize> {
         let four: [u8; 4] = bytes.get(at..at + 4)?.try_into().ok()?;
@@ -139,7 +139,7 @@ fn correct_sender(bytes: &mut [u8]) -> io::Result<Option<usize>> {
     };
     let (Some(body), Some(fields)) = (number(bytes, 4), number(bytes, 12)) else { return Ok(None) };
     if body > LONGEST_MESSAGE || fields > LONGEST_HEADER {
-        return Err(odd("a message from systemd is too long"));
+        return Err(invalid("a message from systemd is too long"));
     }
     let end = FIXED_HEADER + fields;
     let length = end.next_multiple_of(8) + body;
@@ -147,7 +147,7 @@ fn correct_sender(bytes: &mut [u8]) -> io::Result<Option<usize>> {
         return Ok(None);
     }
     let mut at = FIXED_HEADER;
-    // Each field: its number, a signature of one letter, the value. An odd one ends the search, and zbus will say what is wrong.
+    // Each field: its number, a signature of one letter, the value. An unknown signature ends the search; zbus reports it.
     while at + 4 <= end {
         let (field, value) = (bytes[at], at + 4);
         let next = match (bytes[at + 1], bytes[at + 2]) {

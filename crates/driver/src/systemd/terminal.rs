@@ -1,9 +1,9 @@
-//! A pseudoterminal for what a unit says while it starts.
+//! A pseudoterminal for the output of a unit while it starts.
 //!
-//! systemd opens the other end by its number in the host's `/dev/pts`, so the master must be opened there, too: through
-//! `PTMX_PATH`. Somebody has to read while the unit starts, because a terminal takes no more than some kilobytes and whoever
-//! writes then waits for ever. And we keep the other end open ourselves until the unit has started or failed: newer systemd
-//! opens and closes it once before the program does, which would look like the end of the output.
+//! systemd opens the other end by its number in the host's `/dev/pts`, so the master must be opened on the host, too: through
+//! `PTMX_PATH`. It must be read while the unit starts, because a terminal buffers only a few kilobytes and then blocks the
+//! writer. The other end stays open here until the unit has started or failed: newer systemd opens and closes it once before
+//! the program does, which would look like the end of the output.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -15,18 +15,18 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, read};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, ptsname, unlockpt};
 
-/// What is kept of the output; the rest is read and forgotten.
+/// How much of the output is kept; the rest is read and dropped.
 const LONGEST_BYTES: usize = 64 << 10;
 
 pub struct Terminal {
     master: OwnedFd,
-    /// Our own other end.
+    /// The other end, kept open.
     peer: Option<OwnedFd>,
     path: String,
     output: Vec<u8>,
 }
 
-/// Whether more may come.
+/// Whether more output may follow.
 #[derive(PartialEq, Eq)]
 enum Read {
     Ended,
@@ -44,12 +44,12 @@ impl Terminal {
         Ok(Self { master, peer: Some(peer), path, output: Vec::new() })
     }
 
-    /// The other end, as systemd finds it.
+    /// The path of the other end.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// Reads along until `done` becomes readable, or the deadline.
+    /// Reads until `done` becomes readable, or the deadline.
     pub fn drain_until(&mut self, done: &OwnedFd, deadline: Instant) -> io::Result<()> {
         loop {
             let mut watched = [PollFd::new(&self.master, PollFlags::IN), PollFd::new(done, PollFlags::IN)];
@@ -69,11 +69,11 @@ impl Terminal {
         }
     }
 
-    /// All that was said. The program may still hold the terminal for a moment after its unit's end; it gets this `grace`.
+    /// The whole output. The program may hold the terminal for a moment after the end of its unit, hence the grace period.
     pub fn finish(mut self, grace: Duration) -> String {
         self.peer = None;
         let deadline = Instant::now() + grace;
-        // An error is the end of the output like any other: what was read is worth showing.
+        // An error ends the output, too: what was read so far is returned.
         while let Ok(Read::NothingNow) = self.read_now() {
             let left = deadline.saturating_duration_since(Instant::now());
             let mut watched = [PollFd::new(&self.master, PollFlags::IN)];
@@ -88,7 +88,7 @@ impl Terminal {
         let mut buffer = [0; 4096];
         loop {
             match read(self.master.as_fd(), &mut buffer) {
-                // EIO: nobody has the other end open any more.
+                // EIO: the other end is closed.
                 Ok(0) | Err(Errno::IO) => return Ok(Read::Ended),
                 Ok(count) => {
                     let room = LONGEST_BYTES - self.output.len();
@@ -103,18 +103,18 @@ impl Terminal {
 }
 
 fn timespec(duration: Duration) -> Timespec {
-    // A poll of a day is as good as an endless one.
+    // A day stands for no timeout.
     Timespec::try_from(duration).unwrap_or(Timespec { tv_sec: 86_400, tv_nsec: 0 })
 }
 
-/// Lines as programs mean them: a terminal adds carriage returns, and colours are for eyes.
+/// Removes carriage returns, which the terminal adds, and escape sequences.
 fn clean(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes).replace("\r\n", "\n");
     let mut plain = String::with_capacity(text.len());
     let mut rest = text.chars();
     while let Some(letter) = rest.next() {
         match letter {
-            // A colour: everything up to a letter.
+            // An escape sequence ends with a letter.
             '\x1b' => drop(rest.by_ref().find(char::is_ascii_alphabetic)),
             '\n' | '\t' => plain.push(letter),
             it if it.is_control() => {}
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_is_there_in_plain_lines() {
+    fn output_is_returned_as_plain_lines() {
         let terminal = open_terminal();
         let mut program = OpenOptions::new().write(true).open(terminal.path()).unwrap();
         program.write_all(b"one\n\x1b[31mtwo\x1b[0m\nthree").unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_says_much_does_not_block_and_what_is_kept_is_bounded() {
+    fn long_output_does_not_block_and_is_bounded() {
         let mut terminal = open_terminal();
         let done = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let mut program = OpenOptions::new().write(true).open(terminal.path()).unwrap();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_ends_at_the_deadline_even_if_somebody_keeps_the_terminal_open() {
+    fn reading_ends_at_the_deadline_even_if_the_terminal_stays_open() {
         let mut terminal = open_terminal();
         let _program = OpenOptions::new().write(true).open(terminal.path()).unwrap();
         let done = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_that_nobody_used_says_nothing_at_once() {
+    fn an_unused_terminal_returns_no_output_without_waiting() {
         let start = Instant::now();
         assert_eq!(open_terminal().finish(GRACE), "");
         assert!(start.elapsed() < GRACE);

@@ -1,4 +1,4 @@
-//! The connection to systemd, made anew whenever it is lost. `daemon-reexec` closes it; the units live on.
+//! The connection to systemd, re-established whenever it is lost. `daemon-reexec` closes it; units keep running.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use zbus::connection::Builder;
 use zbus::{Connection, DynamicType, MessageStream, Type};
 
-use super::error::{CallError, SystemdError};
+use super::error::{BusCallError, SystemdError};
 use super::signals::Dispatcher;
 use super::socket::PrivateSocket;
 
@@ -18,30 +18,29 @@ pub const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 pub const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 pub const MANAGER_PATH: &str = "/org/freedesktop/systemd1";
 
-/// Nobody checks it on this socket, but a message has one.
+/// Not checked on this socket, but required in a message.
 const DESTINATION: &str = "org.freedesktop.systemd1";
 
-/// Signals that wait to be sorted. A burst of two hundred mounts makes some three thousand; while the queue is full no answer
-/// is read.
+/// Queued signals. Two hundred simultaneous mounts produce about three thousand; while the queue is full no reply is read.
 const QUEUED_SIGNALS: NonZeroUsize = NonZeroUsize::new(8192).unwrap();
 
-/// systemd answers in milliseconds; on a node that is out of breath, in seconds.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(25);
+/// systemd replies in milliseconds; on an overloaded node, in seconds.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(25);
 
-/// How long callers wait for a lost connection. systemd is away for some 100 ms while it re-executes itself.
-const BACK_WITHIN: Duration = Duration::from_secs(10);
+/// How long calls wait for a new connection. A re-execution of systemd takes about 100 ms.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pause between two attempts to connect: short at first, because re-execution is short.
+/// Pause between two attempts to connect; short at first, because a re-execution is short.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
-pub struct Link {
+pub struct ManagerConnection {
     state: watch::Receiver<State>,
     socket: PathBuf,
 }
 
-/// A connection and its number: whoever saw one fail waits for the next.
+/// A connection and its number: a caller whose connection failed waits for a higher number.
 #[derive(Clone)]
 pub struct Live {
     connection: Connection,
@@ -54,8 +53,8 @@ enum State {
     Down { cause: Option<zbus::Error> },
 }
 
-impl Link {
-    /// Connects, and keeps connecting, until nobody has a copy of this any more.
+impl ManagerConnection {
+    /// Connects and reconnects until all clones are dropped.
     pub fn start(runtime: &tokio::runtime::Handle, socket: PathBuf, dispatcher: Dispatcher) -> Self {
         let (sender, state) = watch::channel(State::Down { cause: None });
         runtime.spawn(keep_connected(socket.clone(), sender, dispatcher));
@@ -66,7 +65,7 @@ impl Link {
     pub async fn live(&self, after: u64) -> Result<Live, SystemdError> {
         let mut state = self.state.clone();
         let is_new = |it: &State| matches!(it, State::Up(live) if live.number > after);
-        let found = tokio::time::timeout(BACK_WITHIN, state.wait_for(is_new)).await;
+        let found = tokio::time::timeout(RECONNECT_TIMEOUT, state.wait_for(is_new)).await;
         if let Ok(Ok(up)) = found
             && let State::Up(live) = &*up
         {
@@ -79,7 +78,7 @@ impl Link {
         Err(SystemdError::Unreachable { socket: self.socket.clone(), cause })
     }
 
-    /// A call that may be repeated: it is, on the next connection, if this one is lost meanwhile.
+    /// An idempotent call: repeated on the next connection if this one is lost.
     pub async fn call<Body, Answer>(&self, call: &'static str, unit: &str, body: &Body) -> Result<Answer, SystemdError>
     where
         Body: Serialize + DynamicType,
@@ -90,15 +89,15 @@ impl Link {
             let live = self.live(after).await?;
             match live.call(MANAGER_PATH, MANAGER, call, body).await {
                 Ok(answer) => return Ok(answer),
-                Err(CallError::Lost) => after = live.number,
-                Err(CallError::Refused(cause)) => {
+                Err(BusCallError::Lost) => after = live.number,
+                Err(BusCallError::Refused(cause)) => {
                     return Err(SystemdError::Refused { call, unit: unit.to_owned(), cause });
                 }
             }
         }
     }
 
-    /// One property of a unit. Asking for one of a unit that is not loaded loads it, so ask only for those that are listed.
+    /// A property of a unit. Reading it loads a unit that is not loaded, so use it for listed units only.
     pub async fn property<Answer>(
         &self,
         path: &str,
@@ -115,10 +114,10 @@ impl Link {
             match live.call::<_, zbus::OwnedVariant>(path, PROPERTIES, "Get", &(interface, name)).await {
                 Ok(value) => {
                     return Answer::try_from(value)
-                        .map_err(|it| SystemdError::OddAnswer { call: name, cause: it.into() });
+                        .map_err(|it| SystemdError::InvalidAnswer { call: name, cause: it.into() });
                 }
-                Err(CallError::Lost) => after = live.number,
-                Err(CallError::Refused(cause)) => {
+                Err(BusCallError::Lost) => after = live.number,
+                Err(BusCallError::Refused(cause)) => {
                     return Err(SystemdError::Refused { call: "Get", unit: path.to_owned(), cause });
                 }
             }
@@ -137,13 +136,13 @@ impl Live {
         interface: &str,
         member: &str,
         body: &Body,
-    ) -> Result<Answer, CallError>
+    ) -> Result<Answer, BusCallError>
     where
         Body: Serialize + DynamicType,
         Answer: DeserializeOwned + Type,
     {
         let answer = self.connection.call_method(Some(DESTINATION), path, Some(interface), member, body).await;
-        answer.map_err(CallError::new)?.body().deserialize().map_err(CallError::Refused)
+        answer.map_err(BusCallError::new)?.body().deserialize().map_err(BusCallError::Refused)
     }
 }
 
@@ -155,19 +154,19 @@ async fn keep_connected(socket: PathBuf, state: watch::Sender<State>, dispatcher
             Ok(connection) => {
                 number += 1;
                 pause = FIRST_PAUSE;
-                // Listening comes before everything else, so that nothing is said unheard.
+                // Subscribed first, so that no signal is missed.
                 let messages = MessageStream::from(&connection);
-                // Told before anybody can use the connection: who asks over it misses nothing and need not look twice.
+                // Announced before the connection can be used: calls over it miss no signal.
                 dispatcher.connected(number);
                 state.send_replace(State::Up(Live { connection, number }));
                 tokio::select! {
-                    () = dispatcher.run(messages) => tracing::info!("connection to systemd lost, connecting again"),
+                    () = dispatcher.run(messages) => tracing::info!("connection to systemd lost, reconnecting"),
                     () = state.closed() => return,
                 }
                 state.send_replace(State::Down { cause: None });
             }
             Err(cause) => {
-                tracing::debug!(?socket, error = %cause, "systemd not reached");
+                tracing::debug!(?socket, error = %cause, "failed to connect to systemd");
                 state.send_replace(State::Down { cause: Some(cause) });
                 tokio::select! {
                     () = tokio::time::sleep(pause) => pause = LONGEST_PAUSE.min(pause * 2),
@@ -180,5 +179,5 @@ async fn keep_connected(socket: PathBuf, state: watch::Sender<State>, dispatcher
 
 async fn connect(socket: &Path) -> zbus::Result<Connection> {
     let socket = PrivateSocket::connect(socket).await?;
-    Builder::socket(socket).p2p().max_queued(QUEUED_SIGNALS).method_timeout(ANSWERS_WITHIN).build().await
+    Builder::socket(socket).p2p().max_queued(QUEUED_SIGNALS).method_timeout(REPLY_TIMEOUT).build().await
 }

@@ -4,15 +4,15 @@ use clap::ValueEnum;
 
 /// What has just been done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Step {
+pub enum Failpoint {
     BucketCreated,
     BucketMarked,
-    VolumeNoted,
+    MetadataWritten,
     PrefixTaken,
     DataDeleted,
     PrefixReleased,
-    NoteRemoved,
+    MetadataDeleted,
     BucketDeleted,
 }
 
-pub type Steps = crate::steps::Steps<Step>;
+pub type Failpoints = crate::failpoints::Failpoints<Failpoint>;
