@@ -1,4 +1,4 @@
-//! The target: a bind of the source, made, renewed and taken away.
+//! The target: a bind mount of the source, created, replaced and removed.
 
 use std::path::Path;
 use std::thread;
@@ -6,24 +6,23 @@ use std::time::{Duration, Instant};
 
 use s3csi_core::publish::Access;
 
+use super::deadlines;
 use super::error::{PublishError, UnpublishError};
-use super::steps::{Step, Steps};
-use super::teller::Mounted;
-use crate::host::{Device, Host, HostError, Mount, Probe};
+use super::failpoints::{Failpoint, Failpoints};
+use super::reporter::MountOutcome;
+use crate::host::{Device, Host, HostError, MOST_STACKED, Mount, Probe};
 
-/// The source has just answered, so its bind does, too.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(10);
+/// Kubelet and monitoring agents open volumes for a moment now and then. Real users stay longer.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Kubelet and monitors look into volumes now and then, for a moment only. Who uses one stays longer.
-const FREE_WITHIN: Duration = Duration::from_secs(2);
+/// How often a busy target is tried again; the kernel sends no notification.
+const BUSY_RETRY: Duration = Duration::from_millis(20);
 
-/// How often a target in use is tried again; the kernel tells nobody when it is free.
-const TRY_EVERY: Duration = Duration::from_millis(20);
-
-/// Kubelet makes the directories above with this mode, too.
+/// The mode of the parent directories, which kubelet creates.
 const TARGET_MODE: u32 = 0o750;
 
-/// The target shows the source with this access, and it answered. A dead or outdated bind of ours is replaced.
+/// Ensures that the target is a bind mount of the source with this access, and that it answers. An outdated bind of ours is
+/// replaced.
 pub fn ensure(
     host: &dyn Host,
     source: &Path,
@@ -31,26 +30,30 @@ pub fn ensure(
     target: &Path,
     access: Access,
     deadline: Instant,
-) -> Result<Mounted, PublishError> {
+) -> Result<MountOutcome, PublishError> {
     let is_wanted = |mount: &Mount| mount.device == device && mount.read_only == (access == Access::ReadOnly);
     host.create_directory(target, TARGET_MODE)
         .map_err(|cause| PublishError::Target { target: target.to_owned(), cause })?;
     let target = &host.resolve(target).map_err(|cause| PublishError::Target { target: target.to_owned(), cause })?;
-    let mut mounted = Mounted::Now;
-    loop {
+    let mut mounted = MountOutcome::Mounted;
+    for attempt in 0..=MOST_STACKED {
         let table = host.mount_table().map_err(|cause| PublishError::Look { cause })?;
         let Some(mount) = table.at(target) else { break };
+        if attempt == MOST_STACKED {
+            let cause = HostError::TooManyMounts { at: target.clone() };
+            return Err(PublishError::Target { target: target.clone(), cause });
+        }
         if !mount.is_ours() {
             let (kind, device) = (mount.kind.clone(), mount.source.clone());
             return Err(PublishError::ForeignMount { target: target.clone(), kind, device });
         }
         if is_wanted(mount) {
-            return answers(host, device, target, deadline).map(|()| Mounted::Before);
+            return check_alive(host, device, target, deadline).map(|()| MountOutcome::AlreadyMounted);
         }
         if mount.device != device {
-            mounted = Mounted::Anew;
+            mounted = MountOutcome::Remounted;
         }
-        tracing::info!(?target, "replacing a bind of a source that is gone or has other access");
+        tracing::info!(?target, "replacing a bind mount of another source or with other access");
         host.detach(target).map_err(|cause| PublishError::Target { target: target.clone(), cause })?;
     }
     host.bind(source, target, access).map_err(|cause| PublishError::Bind {
@@ -58,57 +61,58 @@ pub fn ensure(
         target: target.clone(),
         cause,
     })?;
-    answers(host, device, target, deadline).map(|()| mounted)
+    check_alive(host, device, target, deadline).map(|()| mounted)
 }
 
-/// What kubelet will show to the workload is the engine's own file system, and it is alive.
-fn answers(host: &dyn Host, device: Device, target: &Path, deadline: Instant) -> Result<(), PublishError> {
-    match host.probe(target, deadline.min(Instant::now() + ANSWERS_WITHIN)) {
+/// Checks that the target is the engine's own file system and that it is alive.
+fn check_alive(host: &dyn Host, device: Device, target: &Path, deadline: Instant) -> Result<(), PublishError> {
+    match host.probe(target, deadlines::within(deadlines::BIND, deadline)) {
         Probe::Alive { device: seen } if seen == device => Ok(()),
         found => Err(PublishError::NotServed { target: target.to_owned(), found }),
     }
 }
 
-/// Every mount of ours at the target is gone. Works on dead and hung ones, too: nothing here asks the engine.
-pub fn remove(host: &dyn Host, target: &Path, steps: Steps) -> Result<(), UnpublishError> {
-    loop {
+/// Removes every mount of ours at the target. Also works on dead and unresponsive ones: nothing here waits for the engine.
+pub fn remove(host: &dyn Host, target: &Path, failpoints: Failpoints) -> Result<(), UnpublishError> {
+    for attempt in 0..=MOST_STACKED {
         let table = host.mount_table().map_err(|cause| UnpublishError::Look { cause })?;
         let Some(mount) = table.at(target) else { break };
+        if attempt == MOST_STACKED {
+            let cause = HostError::TooManyMounts { at: target.to_owned() };
+            return Err(UnpublishError::Unmount { target: target.to_owned(), cause });
+        }
         if !mount.is_ours() {
             return Err(UnpublishError::ForeignMount { target: target.to_owned(), kind: mount.kind.clone() });
         }
         match host.unmount(target) {
             Ok(()) => {}
-            Err(cause @ HostError::Busy { .. }) => release(host, target, mount.device, cause)?,
+            Err(cause @ HostError::Busy { .. }) => release(host, target, cause)?,
             Err(cause) => return Err(UnpublishError::Unmount { target: target.to_owned(), cause }),
         }
     }
-    steps.done(Step::Unbound);
+    failpoints.hit(Failpoint::Unbound);
     host.remove_directory(target).map_err(|cause| UnpublishError::Remove { path: target.to_owned(), cause })?;
-    steps.done(Step::TargetRemoved);
+    failpoints.hit(Failpoint::TargetRemoved);
     Ok(())
 }
 
-/// A target with open files: somebody else on this host uses it. Alive, that is an error they can end if it lasts; dead,
-/// nobody gets anything from it any more and it goes at once.
-fn release(host: &dyn Host, target: &Path, device: Device, busy: HostError) -> Result<(), UnpublishError> {
-    match host.probe(target, Instant::now() + Duration::from_secs(2)) {
-        Probe::Alive { .. } | Probe::Unknown(_) => return unmount_once_free(host, target, busy),
-        Probe::Hung => {
-            if let Err(error) = host.abort(device) {
-                tracing::warn!(?target, %error, "hung connection not aborted");
-            }
+/// A target with open files is in use by another process on this host. If it is alive, that is an error unless it is freed
+/// soon. A dead or silent one is detached: its users do not get anything from it, and the connection is not aborted, because other
+/// targets may share it. It ends with its source.
+fn release(host: &dyn Host, target: &Path, busy: HostError) -> Result<(), UnpublishError> {
+    match host.probe(target, Instant::now() + deadlines::CHECK) {
+        Probe::Alive { .. } | Probe::Unknown(_) => unmount_once_free(host, target, busy),
+        Probe::Hung | Probe::Dead(_) | Probe::Missing => {
+            host.detach(target).map_err(|cause| UnpublishError::Unmount { target: target.to_owned(), cause })
         }
-        Probe::Dead(_) | Probe::Missing => {}
     }
-    host.detach(target).map_err(|cause| UnpublishError::Unmount { target: target.to_owned(), cause })
 }
 
 fn unmount_once_free(host: &dyn Host, target: &Path, mut busy: HostError) -> Result<(), UnpublishError> {
-    tracing::debug!(?target, "target is in use, trying again for a moment");
-    let deadline = Instant::now() + FREE_WITHIN;
+    tracing::debug!(?target, "target is in use, retrying for a moment");
+    let deadline = Instant::now() + BUSY_TIMEOUT;
     while Instant::now() < deadline {
-        thread::sleep(TRY_EVERY);
+        thread::sleep(BUSY_RETRY);
         match host.unmount(target) {
             Ok(()) => return Ok(()),
             Err(again @ HostError::Busy { .. }) => busy = again,
@@ -116,4 +120,54 @@ fn unmount_once_free(host: &dyn Host, target: &Path, mut busy: HostError) -> Res
         }
     }
     Err(UnpublishError::InUse { target: target.to_owned(), cause: busy })
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::host::FuseOptions;
+    use crate::host::fake::{Call, FakeHost, Operation};
+
+    const SOURCE: &str = "/source";
+    const TARGET: &str = "/target";
+
+    /// A host with a source that is bound to a target.
+    fn bound() -> (FakeHost, Device) {
+        let host = FakeHost::new();
+        for path in [SOURCE, TARGET] {
+            host.create_directory(Path::new(path), 0o755).unwrap();
+        }
+        let options = FuseOptions { access: Access::ReadWrite, allow_other: true };
+        host.mount_fuse(Path::new(SOURCE), &options).unwrap();
+        host.bind(Path::new(SOURCE), Path::new(TARGET), Access::ReadWrite).unwrap();
+        let device = host.mounts()[0].device;
+        (host, device)
+    }
+
+    #[test]
+    fn unpublish_of_a_silent_target_detaches_it_and_leaves_the_connection_to_the_other_sharers() {
+        let (host, device) = bound();
+        host.fail(Operation::Unmount, 1, Errno::BUSY);
+        host.answer_probe(TARGET, Probe::Hung);
+        remove(&host, Path::new(TARGET), Failpoints::default()).unwrap();
+        assert!(host.calls().contains(&Call::Detach { at: TARGET.into() }));
+        assert!(!host.calls().contains(&Call::Abort { device }), "{:?}", host.calls());
+        assert_eq!(host.mounts().len(), 1, "the source stays");
+    }
+
+    #[test]
+    fn a_mount_that_does_not_go_away_is_an_error_and_no_endless_loop() {
+        let (host, device) = bound();
+        host.pin(TARGET);
+        let error = remove(&host, Path::new(TARGET), Failpoints::default()).unwrap_err();
+        assert!(matches!(error, UnpublishError::Unmount { cause: HostError::TooManyMounts { .. }, .. }), "{error:?}");
+
+        let other = Device { minor: device.minor + 1, ..device };
+        let deadline = Instant::now() + Duration::from_mins(1);
+        let ensured = ensure(&host, Path::new(SOURCE), other, Path::new(TARGET), Access::ReadWrite, deadline);
+        let error = ensured.unwrap_err();
+        assert!(matches!(error, PublishError::Target { cause: HostError::TooManyMounts { .. }, .. }), "{error:?}");
+    }
 }

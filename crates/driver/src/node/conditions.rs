@@ -1,5 +1,5 @@
-//! Strategy `pod`: writes what this node sees of its sources as a condition on their Mountpoint Pods, `<driver>/Mounted`, where the
-//! controller finds it and shows it in the attachment. Compared with what the Pod says, and written only if that is not true.
+//! Strategy `pod`: writes the health of each source as condition `<driver>/Mounted` of the Mountpoint Pod that serves it, and as
+//! `<driver>/Movable` whether another one could take over. Level-based: conditions are written if they differ from what is found.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use s3csi_core::chain::Chain;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::assignment::{Assignments, MountpointPod};
-use super::census::{Census, State};
-use super::teller::{Teller, Turn};
+use super::assignment::{Assignments, LocalMountpointPod};
+use super::mount_health::{MountHealth, MountState};
+use super::reporter::{EngineEvent, Reporter};
 use crate::api::PodCondition;
 use crate::api::call::call;
 
-/// How often everything is looked at though nothing was told; an engine that died after a restart of ours tells nobody.
-const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// Resync period: an engine that dies after a restart of the plugin sends no event.
+const RESYNC: Duration = Duration::from_secs(30);
 
-/// After a look, whatever happens: many Pods start at once.
+/// Minimum pause between two rounds: many Pods start at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// After a failed write.
@@ -29,8 +29,8 @@ const RETRY: Duration = Duration::from_secs(5);
 
 pub struct Conditions {
     pub assignments: Arc<Assignments>,
-    pub census: Arc<Census>,
-    pub teller: Arc<Teller>,
+    pub mount_health: Arc<MountHealth>,
+    pub reporter: Arc<Reporter>,
     pub client: Client,
     pub driver_name: String,
 }
@@ -39,123 +39,193 @@ impl Conditions {
     pub async fn write_forever(self) {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), self.assignments.namespace());
         loop {
-            let is_well = self.look(&pods).await;
+            let is_written = self.sync(&pods).await;
             tokio::time::sleep(PAUSE).await;
             tokio::select! {
-                () = tokio::time::sleep(if is_well { LOOK_EVERY } else { RETRY }) => {}
-                () = self.teller.something_turned() => {}
+                () = tokio::time::sleep(if is_written { RESYNC } else { RETRY }) => {}
+                () = self.reporter.changed() => {}
                 () = self.assignments.changed() => {}
             }
         }
     }
 
-    async fn look(&self, pods: &Api<Pod>) -> bool {
-        // Without having seen them all, there is nothing to compare with.
+    async fn sync(&self, pods: &Api<Pod>) -> bool {
+        // The first list is not complete yet.
         let Some(known) = self.assignments.pods() else { return true };
-        let census = self.census.clone();
-        let Ok(Some((counted, _))) = tokio::task::spawn_blocking(move || census.take()).await else { return false };
-        let states: HashMap<String, State> = counted
+        let health = self.mount_health.clone();
+        let Ok(Some((mounts, _))) = tokio::task::spawn_blocking(move || health.check()).await else { return false };
+        let states: HashMap<String, MountState> = mounts
             .into_iter()
-            .filter(|it| it.at.parent() == Some(&self.census.sources))
+            .filter(|it| it.at.parent() == Some(&self.mount_health.sources))
             .filter_map(|it| Some((it.at.file_name()?.to_str()?.to_owned(), it.state)))
             .collect();
-        let mut is_well = true;
-        for pod in known {
-            let state = states.get(&pod.name).copied();
+        let mut is_written = true;
+        for pod in &known {
+            let state = states.get(&pod.source).copied();
             if state.is_none() {
-                self.teller.forget(&pod.name);
+                self.reporter.forget(&pod.source);
             }
-            let Some(condition) = condition(&pod, state, self.teller.last_turn(&pod.name)) else { continue };
-            if pod.mounted.as_ref() == Some(&condition) {
-                continue;
+            let held = self.mount_health.held_mounts.find(&self.mount_health.sources.join(&pod.source));
+            let server = match held.as_ref().and_then(|it| it.pod()) {
+                Some(server) if server == pod.uid => Server::ThisPod,
+                Some(_) => Server::AnotherPod,
+                None if known.iter().filter(|it| it.source == pod.source).count() == 1 => Server::ThisPod,
+                // After a restart of this plugin, until a mounter was asked.
+                None => continue,
+            };
+            let event = self.reporter.last_engine_event(&pod.source);
+            let mounted = mounted_condition(pod, server, state, event);
+            let is_movable = server == Server::ThisPod && held.is_some_and(|it| it.is_movable());
+            let movable = movable_condition(pod, server, is_movable);
+            let changed: Vec<(String, PodCondition)> = [
+                (PodCondition::mounted(&self.driver_name), &pod.mounted, mounted),
+                (PodCondition::movable(&self.driver_name), &pod.movable, movable),
+            ]
+            .into_iter()
+            .filter(|(_, known, condition)| *known != condition)
+            .filter_map(|(kind, _, condition)| Some((kind, condition?)))
+            .collect();
+            if !changed.is_empty() {
+                is_written &= self.write(pods, pod, &changed).await;
             }
-            is_well &= self.write(pods, &pod, &condition).await;
         }
-        is_well
+        is_written
     }
 
-    async fn write(&self, pods: &Api<Pod>, pod: &MountpointPod, condition: &PodCondition) -> bool {
-        let PodCondition { status, reason, message } = condition;
-        let mut written = json!({
-            "type": PodCondition::kind(&self.driver_name), "status": status, "reason": reason, "message": message,
-        });
-        if pod.mounted.as_ref().map(|it| &it.status) != Some(status) {
-            written["lastTransitionTime"] =
-                json!(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default());
-        }
-        // Conditions are merged by their type, so kubelet's stay. The UID is a precondition: the next Pod of this name is another one.
-        let patch = json!({ "metadata": { "uid": pod.uid.as_str() }, "status": { "conditions": [written] } });
+    async fn write(&self, pods: &Api<Pod>, pod: &LocalMountpointPod, changed: &[(String, PodCondition)]) -> bool {
+        let known = |kind: &str| {
+            let is_mounted = kind == PodCondition::mounted(&self.driver_name);
+            if is_mounted { pod.mounted.as_ref() } else { pod.movable.as_ref() }
+        };
+        let written: Vec<Value> = changed
+            .iter()
+            .map(|(kind, condition)| {
+                let PodCondition { status, reason, message } = condition;
+                let mut written = json!({ "type": kind, "status": status, "reason": reason, "message": message });
+                if known(kind).map(|it| &it.status) != Some(status) {
+                    written["lastTransitionTime"] =
+                        json!(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default());
+                }
+                written
+            })
+            .collect();
+        // Conditions are merged by type, so kubelet's stay. The UID is a precondition: a Pod created again under this name is
+        // another Pod.
+        let patch = json!({ "metadata": { "uid": pod.uid.as_str() }, "status": { "conditions": written } });
         match call(pods.patch_status(&pod.name, &PatchParams::default(), &Patch::Strategic(patch))).await {
             Ok(_) => {
-                tracing::debug!(pod = pod.name, status, reason, "condition of the Mountpoint Pod written");
+                tracing::debug!(pod = pod.name, ?changed, "conditions of the Mountpoint Pod written");
                 true
             }
             Err(error) if error.is_not_found() || error.is_lost_race() => true,
             Err(error) => {
-                tracing::warn!(pod = pod.name, error = %Chain(&error), "condition of the Mountpoint Pod not written, trying again");
+                tracing::warn!(pod = pod.name, error = %Chain(&error), "failed to write the conditions of the Mountpoint Pod, retrying");
                 false
             }
         }
     }
 }
 
-/// What is to be said of a Mountpoint Pod; nothing of one for which nobody has mounted anything yet.
-fn condition(pod: &MountpointPod, state: Option<State>, turn: Option<Turn>) -> Option<PodCondition> {
-    let said = |status: &str, reason: &str, message: String| {
+/// Which Mountpoint Pod serves a source, seen from one of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Server {
+    ThisPod,
+    AnotherPod,
+}
+
+/// Whether another Pod could take over from this one. None if it never served.
+fn movable_condition(pod: &LocalMountpointPod, server: Server, is_movable: bool) -> Option<PodCondition> {
+    let condition = |status: &str, reason: &str, message: &str| {
+        Some(PodCondition { status: status.to_owned(), reason: reason.to_owned(), message: message.to_owned() })
+    };
+    match server {
+        Server::ThisPod if is_movable => condition("True", "MountHeld", "another Mountpoint Pod can take over"),
+        _ if pod.movable.is_none() => None,
+        Server::ThisPod => condition("False", "MountNotHeld", "the mount ends with this Pod"),
+        Server::AnotherPod => condition("False", "MountMoved", "another Mountpoint Pod serves the source"),
+    }
+}
+
+/// Whether a Mountpoint Pod serves its source. None if it never did.
+fn mounted_condition(
+    pod: &LocalMountpointPod,
+    server: Server,
+    state: Option<MountState>,
+    event: Option<EngineEvent>,
+) -> Option<PodCondition> {
+    let condition = |status: &str, reason: &str, message: String| {
         Some(PodCondition { status: status.to_owned(), reason: reason.to_owned(), message })
     };
-    match (state, turn) {
-        (Some(State::Alive), Some(Turn::Resumed { cause, stall })) => said(
+    if server == Server::AnotherPod {
+        let message = "another Mountpoint Pod serves the source".to_owned();
+        return pod.mounted.as_ref().and_then(|_| condition("False", "MountMoved", message));
+    }
+    match (state, event) {
+        (Some(MountState::Alive), Some(EngineEvent::Resumed { cause, stall })) => condition(
             "True",
             "EngineResumed",
-            format!("an engine died ({cause}); another one took its place after {} ms", stall.as_millis()),
+            format!("the engine died ({cause}); a new engine resumed the mount after {} ms", stall.as_millis()),
         ),
-        (Some(State::Alive), _) => said("True", "Serving", "the source answers".to_owned()),
-        (Some(State::Dead), Some(Turn::Died { words })) => said("False", "EngineDied", words),
-        (Some(State::Dead), _) => said("False", "EngineDied", "nobody serves the source any more".to_owned()),
-        (Some(State::Hung), _) => said("Unknown", "NoAnswer", "the source does not answer".to_owned()),
-        // The next look may know better.
-        (Some(State::Unknown), _) => pod.mounted.clone(),
+        (Some(MountState::Alive), _) => condition("True", "Serving", "the source is mounted and answers".to_owned()),
+        (Some(MountState::Dead), Some(EngineEvent::Died { error })) => condition("False", "EngineDied", error),
+        (Some(MountState::Dead), _) => condition("False", "EngineDied", "the source has no engine".to_owned()),
+        (Some(MountState::Hung), _) => condition("Unknown", "NoAnswer", "the source does not answer".to_owned()),
+        (Some(MountState::Unserved), _) => condition(
+            "Unknown",
+            "MounterGone",
+            "the mounter is gone; the mount waits for the next one, and so do its users".to_owned(),
+        ),
+        // Keep the last known condition until the next round.
+        (Some(MountState::Unknown), _) => pod.mounted.clone(),
         (None, _) if pod.mounted.is_none() => None,
-        (None, _) => said("False", "Unmounted", "the source is not mounted".to_owned()),
+        (None, _) => condition("False", "Unmounted", "the source is not mounted".to_owned()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use s3csi_core::attachment::Phase;
+    use s3csi_core::attachment::PodPhase;
 
     use super::*;
 
     #[track_caller]
-    fn check(known: Option<&str>, state: Option<State>, turn: Option<Turn>, expected: Option<(&str, &str)>) {
+    fn check(
+        known: Option<&str>,
+        state: Option<MountState>,
+        event: Option<EngineEvent>,
+        expected: Option<(&str, &str)>,
+    ) {
         let mounted =
             known.map(|it| PodCondition { status: it.to_owned(), reason: "Known".to_owned(), message: String::new() });
-        let pod = MountpointPod {
+        let pod = LocalMountpointPod {
             name: "mp-a".to_owned(),
+            source: "mp-a".to_owned(),
+            created_at: s3csi_core::attachment::Timestamp::from_unix_seconds(0),
             uid: "uid".parse().unwrap(),
-            phase: Phase::Running,
+            phase: PodPhase::Running,
             is_terminating: false,
             is_retired: false,
-            trouble: String::new(),
+            waiting_reason: String::new(),
             mounted,
+            movable: None,
         };
-        let found = condition(&pod, state, turn);
+        let found = mounted_condition(&pod, Server::ThisPod, state, event);
         assert_eq!(found.as_ref().map(|it| (it.status.as_str(), it.reason.as_str())), expected);
     }
 
     #[test]
     fn a_source_that_answers_is_mounted_and_no_other() {
-        let died = || Some(Turn::Died { words: "out of memory".to_owned() });
-        let resumed = || Some(Turn::Resumed { cause: "killed".to_owned(), stall: Duration::from_millis(9) });
+        let died = || Some(EngineEvent::Died { error: "out of memory".to_owned() });
+        let resumed = || Some(EngineEvent::Resumed { cause: "killed".to_owned(), stall: Duration::from_millis(9) });
         check(None, None, None, None);
-        check(None, Some(State::Alive), None, Some(("True", "Serving")));
-        check(Some("True"), Some(State::Alive), resumed(), Some(("True", "EngineResumed")));
-        check(Some("True"), Some(State::Dead), None, Some(("False", "EngineDied")));
-        check(Some("True"), Some(State::Dead), died(), Some(("False", "EngineDied")));
-        check(Some("False"), Some(State::Alive), died(), Some(("True", "Serving")));
-        check(Some("True"), Some(State::Hung), None, Some(("Unknown", "NoAnswer")));
-        check(Some("True"), Some(State::Unknown), None, Some(("True", "Known")));
+        check(None, Some(MountState::Alive), None, Some(("True", "Serving")));
+        check(Some("True"), Some(MountState::Alive), resumed(), Some(("True", "EngineResumed")));
+        check(Some("True"), Some(MountState::Dead), None, Some(("False", "EngineDied")));
+        check(Some("True"), Some(MountState::Dead), died(), Some(("False", "EngineDied")));
+        check(Some("False"), Some(MountState::Alive), died(), Some(("True", "Serving")));
+        check(Some("True"), Some(MountState::Hung), None, Some(("Unknown", "NoAnswer")));
+        check(Some("True"), Some(MountState::Unserved), None, Some(("Unknown", "MounterGone")));
+        check(Some("True"), Some(MountState::Unknown), None, Some(("True", "Known")));
         check(Some("True"), None, None, Some(("False", "Unmounted")));
     }
 }

@@ -1,6 +1,8 @@
-//! What can go wrong in publish and unpublish, in words that say what to do next. Codes are chosen in `csi::status`.
+//! Errors of publish and unpublish; their messages say what to do next. gRPC codes are chosen in `csi::status`.
 
+use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use s3csi_core::limits::InvalidLimit;
 use s3csi_core::mountpoint_pod::InvalidPodShape;
@@ -10,14 +12,17 @@ use s3csi_core::publish::InvalidPublish;
 use super::assignment::AssignmentError;
 use super::source::SourceError;
 use super::strategies::systemd::UnitError;
-use crate::host::{FilesError, HostError, Probe};
+use crate::host::{HostError, Probe, SafeDirError};
+
+/// The error output of an engine in one of our messages: enough for the cause, too short for a log.
+pub const MAX_ERROR_BYTES: usize = 4 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
     #[error(transparent)]
     Invalid(InvalidPublish),
 
-    #[error("another call for target {target:?} is still running; kubelet will try again")]
+    #[error("another call for target {target:?} is still running; kubelet will retry")]
     TargetBusy { target: PathBuf },
 
     #[error("the mount options of bucket {bucket:?} cannot be used")]
@@ -40,17 +45,24 @@ pub enum PublishError {
         bucket: String,
         directory: PathBuf,
         #[source]
-        cause: FilesError,
+        cause: SafeDirError,
     },
 
     #[error("failed to write the credentials of bucket {bucket:?} for the mounter")]
     Credentials {
         bucket: String,
         #[source]
-        cause: FilesError,
+        cause: SafeDirError,
     },
 
-    #[error("another call for the same source of bucket {bucket:?} did not end in time; kubelet will try again")]
+    #[error("failed to create the cache of bucket {bucket:?}")]
+    Cache {
+        bucket: String,
+        #[source]
+        cause: io::Error,
+    },
+
+    #[error("another call for the same source of bucket {bucket:?} did not end in time; kubelet will retry")]
     SourceBusy { bucket: String },
 
     #[error("Could not mount {bucket:?} at {target:?} (more in: {hint})")]
@@ -115,7 +127,13 @@ pub enum PublishError {
         cause: HostError,
     },
 
-    #[error("the volume at {target:?} is {found} although it was just mounted; kubelet will try again")]
+    #[error(
+        "the engine of the volume at {target:?} has not answered for {silence:?}: its S3 store may be slow or away. The mount is \
+         kept and its credentials are refreshed; kubelet will retry"
+    )]
+    Silent { target: PathBuf, silence: Duration },
+
+    #[error("the volume at {target:?} is {found} although it was just mounted; kubelet will retry")]
     NotServed { target: PathBuf, found: Probe },
 }
 
@@ -130,10 +148,10 @@ pub enum UnpublishError {
     #[error("target path {target:?} is not absolute")]
     TargetRelative { target: PathBuf },
 
-    #[error("another call for target {target:?} is still running; kubelet will try again")]
+    #[error("another call for target {target:?} is still running; kubelet will retry")]
     TargetBusy { target: PathBuf },
 
-    #[error("another call for the source of {target:?} did not end in time; kubelet will try again")]
+    #[error("another call for the source of {target:?} did not end in time; kubelet will retry")]
     SourceBusy { target: PathBuf },
 
     #[error("failed to read the mount table")]
@@ -177,6 +195,6 @@ pub enum UnpublishError {
     Forget {
         source_name: String,
         #[source]
-        cause: FilesError,
+        cause: SafeDirError,
     },
 }

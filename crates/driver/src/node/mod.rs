@@ -1,78 +1,109 @@
-//! What kubelet asks of a node: publish and unpublish, with one call per target at a time.
+//! The node service: publish and unpublish, one call per target at a time.
 
 pub mod assignment;
 pub mod bind;
-pub mod census;
 pub mod conditions;
+pub mod deadlines;
+pub mod engine_config;
+pub mod engine_monitor;
 pub mod error;
-pub mod life_line;
-pub mod locks;
-pub mod orders;
-pub mod phases;
-pub mod repairs;
+pub mod failpoints;
+pub mod health;
+pub mod held_mounts;
+pub mod legacy_v1;
+pub mod mount_health;
+pub mod other_mounts;
+pub mod planned_move;
+pub mod remediation;
+pub mod reporter;
 pub mod retire;
 pub mod source;
-pub mod steps;
 pub mod strategies;
 pub mod taint;
-pub mod teller;
+pub mod timing;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use s3csi_core::policy::{self, Removed};
-use s3csi_core::publish::{Publish, RawPublish};
+use s3csi_core::publish::{Publish, RawPublish, SingleNodeVolumes};
+use s3csi_core::target::TargetPath;
 
 use self::error::{PublishError, UnpublishError};
-use self::locks::Locks;
-use self::phases::Phases;
-use self::strategies::{Done, Strategy};
-use self::teller::{Mounted, Published, Teller};
-use crate::api::event::{Kind, Listener};
+use self::health::{HealthError, VolumeHealth};
+use self::reporter::{MountOutcome, PublishedVolume, Reporter};
+use self::strategies::{PublishOutcome, Strategy};
+use self::timing::CallTimer;
+use crate::api::recorder::{EventType, PodReference};
+use crate::host::Host;
+use crate::keyed_locks::KeyedLocks;
 
-/// How often sources without a workload are looked for. Normally there are none; a crash between two steps leaves one.
-const SWEEP_EVERY: Duration = Duration::from_mins(2);
+/// How often leftovers of crashes are looked for. Normally there are none.
+const SWEEP_PERIOD: Duration = Duration::from_mins(2);
 
-/// What kubelet adds to a volume's attributes (`podInfoOnMount`).
+/// Volume attributes that kubelet adds (`podInfoOnMount`).
 const WORKLOAD_NAME: &str = "csi.storage.k8s.io/pod.name";
-const WORKLOAD_NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
+pub const WORKLOAD_NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
 
-/// An Event: whoever wrote the option believes that it means something.
+/// The reason of the Event for a mount option that has no effect.
 const OPTION_IGNORED: &str = "MountOptionIgnored";
 
 pub struct Node {
+    host: Arc<dyn Host>,
     strategy: Strategy,
-    targets: Locks,
-    teller: Arc<Teller>,
+    targets: KeyedLocks,
+    reporter: Arc<Reporter>,
 }
 
 impl Node {
-    pub fn new(strategy: Strategy, teller: Arc<Teller>) -> Self {
-        Self { strategy, targets: Locks::default(), teller }
+    /// Only the controller of strategy `pod` knows what other nodes use.
+    pub fn single_node_volumes(&self) -> SingleNodeVolumes {
+        match &self.strategy {
+            Strategy::Pod(_) => SingleNodeVolumes::Enforced,
+            Strategy::Daemon(_) | Strategy::Systemd(_) => SingleNodeVolumes::Refused,
+        }
     }
 
-    pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant, phases: &Phases) -> Result<(), PublishError> {
+    pub fn new(host: Arc<dyn Host>, strategy: Strategy, reporter: Arc<Reporter>) -> Self {
+        Self { host, strategy, targets: KeyedLocks::default(), reporter }
+    }
+
+    pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant, timer: &CallTimer) -> Result<(), PublishError> {
         let publish = Publish::parse(raw).map_err(PublishError::Invalid)?;
         let target = publish.target.path().to_owned();
         let busy = || PublishError::TargetBusy { target: target.clone() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
         let attribute = |key: &str| raw.volume_context.get(key).filter(|it| !it.is_empty()).cloned();
-        let listener = |namespace, name| Listener { namespace, name, uid: publish.target.workload().to_string() };
+        let uid = publish.target.workload().to_string();
         let workload = attribute(WORKLOAD_NAMESPACE)
             .zip(attribute(WORKLOAD_NAME))
-            .map(|(namespace, name)| listener(namespace, name));
+            .map(|(namespace, name)| PodReference { namespace, name, uid });
+        let volume = publish.target.volume().to_string();
         let bucket = publish.bucket.to_string();
         let ignored = policy::removed(&publish.arguments);
-        let Done { mounted, source } = self.strategy.publish(publish, raw, deadline, phases)?;
-        let served_by = self.strategy.server(source.as_deref());
-        let published = Published { workload, bucket, source, refreshed: Instant::now() };
-        self.teller.published(&target, published, mounted, &served_by);
-        for Removed { option, reason } in ignored.iter().filter(|_| mounted != Mounted::Before) {
+        let PublishOutcome { mounted, source } = self.strategy.publish(publish, raw, deadline, timer)?;
+        let served_by = self.strategy.describe_server(source.as_deref());
+        let published = PublishedVolume { workload, volume, bucket, source, refreshed: Instant::now() };
+        self.reporter.published(&target, published, mounted, &served_by);
+        for Removed { option, reason } in ignored.iter().filter(|_| mounted != MountOutcome::AlreadyMounted) {
             let text = format!("mount option {option} has no effect: {reason}");
-            self.teller.tell(&target, Kind::Warning, OPTION_IGNORED, &text);
+            self.reporter.report_about(&target, option, EventType::Warning, OPTION_IGNORED, &text);
         }
         Ok(())
+    }
+
+    /// Waits until a publish to this target has what it needs from others, if it needs anything. Returns how long that took.
+    pub async fn wait_until_assigned(&self, target: &str, deadline: Instant) -> Option<Duration> {
+        let Strategy::Pod(pods) = &self.strategy else { return None };
+        let target: TargetPath = target.parse().ok()?;
+        pods.wait_until_assigned(&target, deadline).await
+    }
+
+    /// The health of a published volume. Asks the kernel and, with a short deadline, the engine; never S3.
+    pub fn volume_health(&self, volume_id: &str, path: &Path, deadline: Instant) -> Result<VolumeHealth, HealthError> {
+        let held_mounts = self.strategy.held_mounts();
+        health::check(self.host.as_ref(), &self.reporter, held_mounts, volume_id, path, deadline)
     }
 
     pub fn unpublish(
@@ -80,7 +111,7 @@ impl Node {
         volume_id: &str,
         target: &Path,
         deadline: Instant,
-        phases: &Phases,
+        timer: &CallTimer,
     ) -> Result<(), UnpublishError> {
         if volume_id.is_empty() {
             return Err(UnpublishError::VolumeIdMissing);
@@ -93,27 +124,27 @@ impl Node {
         }
         let busy = || UnpublishError::TargetBusy { target: target.to_owned() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
-        self.strategy.unpublish(target, deadline, phases)?;
-        self.teller.unpublished(target);
+        self.strategy.unpublish(volume_id, target, deadline, timer)?;
+        self.reporter.unpublished(target);
         Ok(())
     }
 
-    /// Takes away, now and then, what a crash left behind.
+    /// Removes leftovers of crashes, periodically and on request of the strategy.
     pub async fn sweep_forever(self: Arc<Self>) {
-        let mut pace = tokio::time::interval(SWEEP_EVERY);
+        let mut pace = tokio::time::interval(SWEEP_PERIOD);
         loop {
             tokio::select! {
                 _ = pace.tick() => {}
-                () = self.strategy.asked_to_sweep() => {}
+                () = self.strategy.sweep_requested() => {}
             }
             let node = self.clone();
-            // A panic in there is logged by the runtime; the next round tries again.
+            // A panic is logged by the runtime; the next round retries.
             let _ = tokio::task::spawn_blocking(move || node.strategy.sweep()).await;
         }
     }
 }
 
-/// Where things are on a node; all of it derives from kubelet's directory and the driver's name.
+/// The paths of the plugin, derived from kubelet's directory and the driver's name.
 #[derive(Clone, Debug)]
 pub struct Layout {
     kubelet: PathBuf,
@@ -133,7 +164,7 @@ impl Layout {
         self.plugin_directory().join("csi.sock")
     }
 
-    /// Sources are mounted in here, one directory each.
+    /// The directory in which sources are mounted.
     pub fn sources(&self) -> PathBuf {
         self.plugin_directory().join("mnt")
     }
@@ -142,9 +173,24 @@ impl Layout {
         self.plugin_directory().join("mounter")
     }
 
-    /// Kubelet's requests name this very path as the host they are for, with `%2F` for each slash. Our HTTP library refuses such a host, but
-    /// not such a user: what comes before an `@`.
+    /// kubelet sends this path as the `:authority` of its requests, with `%2F` for each slash. hyper rejects such a host name but
+    /// accepts it as user information, hence the `@`.
     pub fn registration_socket(&self) -> PathBuf {
         self.kubelet.join("plugins_registry").join(format!("s3csi@{}-reg.sock", self.driver_name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_derive_from_the_driver_name() {
+        let layout = Layout::new(Path::new("/var/lib/kubelet"), "s3.csi.example.com");
+        assert_eq!(layout.csi_socket(), Path::new("/var/lib/kubelet/plugins/s3.csi.example.com/csi.sock"));
+        assert_eq!(
+            layout.registration_socket(),
+            Path::new("/var/lib/kubelet/plugins_registry/s3csi@s3.csi.example.com-reg.sock")
+        );
     }
 }

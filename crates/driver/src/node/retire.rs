@@ -1,25 +1,26 @@
-//! The end of a source that a Mountpoint Pod serves: its mounter is told that the end is meant, then mount, directory and
-//! keys go. Never while a workload uses it; then everything stays as it is, and whoever asked comes back later.
+//! Retires the source of a Mountpoint Pod: writes the exit file for its mounter, then removes mount, directory and keys. A
+//! source in use is left unchanged, and the caller retries later.
 
 use std::path::{Path, PathBuf};
 
 use s3csi_core::chain::Chain;
 
+use super::failpoints::{Failpoint, Failpoints};
+use super::held_mounts::HeldMounts;
 use super::source;
-use super::steps::{Step, Steps};
 use crate::credentials;
-use crate::host::{Beneath, Host, HostError, Mount};
+use crate::host::{Host, HostError, Mount, SafeDir};
 
-/// The mounter looks only whether it is there.
-const EXIT_FILE_MODE: u32 = 0o640;
+/// The mounter only checks whether it exists.
+pub const EXIT_FILE_MODE: u32 = 0o640;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Retired {
-    Now,
-    /// There was nothing mounted.
-    Before,
-    /// Somebody uses it, or what is mounted there is not ours.
-    NotYet,
+pub enum RetireOutcome {
+    Unmounted,
+    /// Nothing was mounted.
+    NotMounted,
+    /// It is in use, or the mount is not ours.
+    InUse,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -45,39 +46,40 @@ pub enum RetireError {
     },
 }
 
-/// Whoever calls this holds the source's lock. `communication` is the directory shared with the Mountpoint Pod, if that is
-/// still there.
+/// The caller holds the source's lock. `communication` is the directory shared with the Mountpoint Pod, if it still exists.
 pub fn retire(
     host: &dyn Host,
+    held_mounts: &HeldMounts,
     path: &Path,
-    communication: Option<&Beneath>,
-    steps: Steps,
-) -> Result<Retired, RetireError> {
+    communication: Option<&SafeDir>,
+    failpoints: Failpoints,
+) -> Result<RetireOutcome, RetireError> {
     let table = host.mount_table().map_err(|cause| RetireError::Look { cause })?;
     let mount = table.at(path);
     let is_free = |it: &Mount| it.is_ours() && source::is_unused(&table, path, it.device);
     if !mount.is_none_or(is_free) {
-        return Ok(Retired::NotYet);
+        return Ok(RetireOutcome::InUse);
     }
     if let Some(communication) = communication {
-        // Not before: an engine that dies while it is used is replaced only as long as nobody asked for its end.
-        if let Err(error) = communication.create_empty(s3csi_mounter::EXIT_FILE, EXIT_FILE_MODE) {
-            tracing::warn!(source = ?path, error = %Chain(&error), "the mounter cannot be told that its end is meant");
+        // Not earlier: the mounter does not restart an engine that dies after the exit file was written.
+        if let Err(error) = communication.create_empty(s3csi_handoff::EXIT_FILE, EXIT_FILE_MODE) {
+            tracing::warn!(source = ?path, error = %Chain(&error), "failed to write the exit file of the mounter");
         }
-        steps.done(Step::ExitAsked);
+        failpoints.hit(Failpoint::ExitAsked);
     }
     if mount.is_some() {
-        source::unmount(host, path).map_err(|cause| RetireError::Unmount { path: path.to_owned(), cause })?;
-        steps.done(Step::SourceUnmounted);
+        source::unmount(host, held_mounts, path)
+            .map_err(|cause| RetireError::Unmount { path: path.to_owned(), cause })?;
+        failpoints.hit(Failpoint::SourceUnmounted);
     }
     host.remove_directory(path).map_err(|cause| RetireError::Remove { path: path.to_owned(), cause })?;
-    steps.done(Step::SourceRemoved);
+    failpoints.hit(Failpoint::SourceRemoved);
     if let Some(communication) = communication {
-        // After the unmount: what was still to be written needed them.
+        // After the unmount: the engine needs them to upload what is still buffered.
         if let Err(error) = communication.remove_tree(credentials::DIRECTORY) {
-            tracing::warn!(source = ?path, error = %Chain(&error), "credentials not removed; they go with the Mountpoint Pod");
+            tracing::warn!(source = ?path, error = %Chain(&error), "credentials not removed; they are deleted with the Mountpoint Pod");
         }
-        steps.done(Step::CredentialsRemoved);
+        failpoints.hit(Failpoint::CredentialsRemoved);
     }
-    Ok(if mount.is_some() { Retired::Now } else { Retired::Before })
+    Ok(if mount.is_some() { RetireOutcome::Unmounted } else { RetireOutcome::NotMounted })
 }

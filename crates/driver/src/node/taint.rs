@@ -1,29 +1,27 @@
-//! The start-up taint: new nodes are made with `<driver>/agent-not-ready`, so that no workload is scheduled to a node which cannot
-//! mount yet. Once kubelet knows us it is taken away, and again whenever somebody puts it there, for as long as we run.
+//! Removes the start-up taint `<driver>/agent-not-ready`, with which administrators create nodes so that no workload is scheduled
+//! before the driver can mount. It is removed once kubelet has registered the driver, and again whenever it is added.
 //!
-//! Nothing else depends on it: without an API server, or without the right to change the node, the plugin works as ever.
+//! Nothing else depends on it: without an API server, or without the permission to patch the node, the plugin works as usual.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{Config, Event, watcher};
 use kube::{Api, Client};
 use s3csi_core::chain::Chain;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::api::call::{CallError, call};
+use crate::api::watch::{FieldSelector, Heartbeat, Watch, WatchUpdate};
 use crate::metrics::NodeMetrics;
 
-/// What is after the driver's name in the taint's key.
+/// The taint's key, after the driver's name.
 const TAINT: &str = "agent-not-ready";
 
-/// The first retry; each further one waits twice as long.
+/// Exponential back-off between retries.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
@@ -36,19 +34,19 @@ pub struct StartupTaint {
     pub metrics: Arc<NodeMetrics>,
 }
 
-/// How we know that kubelet has registered the driver.
+/// How to find out that kubelet has registered the driver.
 pub enum Registered {
-    /// It said so on our own registration socket, after it had written the `CSINode`.
+    /// By the call on our registration socket, which follows the update of the `CSINode`.
     Acknowledged(watch::Receiver<bool>),
-    /// Somebody else registers us: the `CSINode` lists the driver.
+    /// By the `CSINode`, because another process registers the driver.
     Listed,
 }
 
-/// A version of the node that has the taint.
+/// A version of the node with the taint.
 #[derive(Clone, Debug, PartialEq)]
 struct Tainted {
     resource_version: String,
-    /// All others, which stay.
+    /// The other taints, which stay.
     others: Vec<Taint>,
 }
 
@@ -57,24 +55,25 @@ impl StartupTaint {
         let (seen, mut sight) = watch::channel(None);
         let nodes: Api<Node> = Api::all(self.client.clone());
         let key = format!("{}/{TAINT}", self.driver_name);
-        tokio::join!(follow(nodes.clone(), self.node.clone(), &key, seen), async {
+        let node = self.node.clone();
+        tokio::join!(watch_node(nodes.clone(), &node, &key, seen), async {
             let mut pause = FIRST_PAUSE;
             loop {
-                // The sender lives as long as we do.
+                // The sender lives as long as this future.
                 let _ = sight.wait_for(Option::is_some).await;
                 self.wait_until_registered(&key).await;
-                // It may have changed while we waited.
+                // It may have changed meanwhile.
                 let Some(tainted) = sight.borrow_and_update().clone() else { continue };
                 match remove(&nodes, &self.node, &tainted).await {
                     Ok(()) => {
                         tracing::info!(node = self.node, taint = key, "successfully removed taint");
                         self.metrics.taint_removed();
                         pause = FIRST_PAUSE;
-                        // What we wrote comes back as news; until then the node only looks tainted.
+                        // Until the watch delivers our own write, the cached node still has the taint.
                         let _ = sight.changed().await;
                     }
                     Err(error) => {
-                        tracing::warn!(node = self.node, taint = key, error = %Chain(&error), "taint not removed, trying again");
+                        tracing::warn!(node = self.node, taint = key, error = %Chain(&error), "failed to remove the taint, retrying");
                         tokio::time::sleep(pause).await;
                         pause = (pause * 2).min(LONGEST_PAUSE);
                     }
@@ -84,14 +83,13 @@ impl StartupTaint {
     }
 
     async fn wait_until_registered(&mut self, taint: &str) {
-        let waits =
-            || tracing::info!(node = self.node, taint, "the taint stays until kubelet has registered the driver");
+        let waits = || tracing::info!(node = self.node, taint, "taint stays until kubelet has registered the driver");
         match &mut self.registered {
             Registered::Acknowledged(acknowledged) => {
                 if !*acknowledged.borrow() {
                     waits();
                 }
-                // Without a sender the plugin is ending.
+                // The sender is gone when the plugin shuts down.
                 let _ = acknowledged.wait_for(|it| *it).await;
             }
             Registered::Listed => {
@@ -103,7 +101,7 @@ impl StartupTaint {
                         Ok(_) => waits(),
                         Err(error) if error.is_not_found() => waits(),
                         Err(error) => {
-                            tracing::warn!(error = %Chain(&error), "not known whether kubelet knows the driver");
+                            tracing::warn!(error = %Chain(&error), "failed to read the CSINode");
                         }
                     }
                     tokio::time::sleep(pause).await;
@@ -114,37 +112,22 @@ impl StartupTaint {
     }
 }
 
-/// Says, for ever, whether the node has the taint.
-async fn follow(nodes: Api<Node>, node: String, key: &str, seen: watch::Sender<Option<Tainted>>) {
-    let config = Config::default().fields(&format!("metadata.name={node}"));
-    let mut told = String::new();
-    loop {
-        let mut events = std::pin::pin!(watcher(nodes.clone(), config.clone()).default_backoff());
-        while let Some(event) = events.next().await {
-            match event {
-                Ok(Event::Apply(node) | Event::InitApply(node)) => {
-                    seen.send_replace(Tainted::read(&node, key));
-                }
-                Ok(Event::Delete(_)) => {
-                    seen.send_replace(None);
-                }
-                Ok(Event::Init | Event::InitDone) => {}
-                Err(error) => {
-                    let trouble = Chain(&error).to_string();
-                    // It is tried again every half a minute; what does not change is told once.
-                    if told != trouble {
-                        tracing::warn!(node, error = trouble, "the node's taints cannot be seen at the moment");
-                        told = trouble;
-                    }
-                    continue;
-                }
-            }
-            told.clear();
-        }
-    }
+/// Watches the node for the taint.
+async fn watch_node(nodes: Api<Node>, node: &str, key: &str, seen: watch::Sender<Option<Tainted>>) {
+    let heartbeat = Heartbeat::new("nodes");
+    let selector = FieldSelector::Required(format!("metadata.name={node}"));
+    let handler = |update: WatchUpdate<Option<Tainted>>| {
+        let tainted = match update {
+            WatchUpdate::Listed(nodes) => nodes.into_iter().flatten().next(),
+            WatchUpdate::Changed(tainted) => tainted,
+            WatchUpdate::Deleted(_) => None,
+        };
+        seen.send_replace(tainted);
+    };
+    Watch { api: nodes, selector, heartbeat: &heartbeat }.run(|it| Some(Tainted::read(it, key)), handler).await;
 }
 
-/// Only if nobody has changed the node since it was seen: others add and remove taints, too.
+/// With the resource version as precondition: others add and remove taints, too.
 async fn remove(nodes: &Api<Node>, node: &str, tainted: &Tainted) -> Result<(), CallError> {
     let Tainted { resource_version, others } = tainted;
     let taints = if others.is_empty() { Value::Null } else { json!(others) };
@@ -175,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_taint_goes() {
+    fn only_our_taint_is_removed() {
         check(&[], None);
         check(&["other", "agent-not-ready"], None);
         check(&["driver/agent-not-ready"], Some(&[]));

@@ -1,21 +1,24 @@
-//! Why a workload has no running Mountpoint Pod, and whom to ask about it.
+//! Why a workload has no running Mountpoint Pod, and how to find out more.
 
+/// `namespace` is that of Mountpoint Pods, `driver_namespace` that of the driver itself.
 #[derive(Debug, thiserror::Error)]
 pub enum AssignmentError {
     #[error(
-        "the API server has not shown this node its {kind} yet ({trouble}); may the node plugin reach it and watch them? \
-         See: kubectl auth can-i watch {kind} --as system:serviceaccount:kube-system:s3-csi-driver-sa"
+        "the watch of {kind} has not synced yet ({reason}); check that the node plugin reaches the API server and that its \
+         service account may watch {kind}: kubectl auth can-i watch {kind} -n {namespace} --as \
+         system:serviceaccount:{driver_namespace}:$(kubectl get daemonset s3-csi-node -n {driver_namespace} --no-headers \
+         -o custom-columns=:.spec.template.spec.serviceAccountName)"
     )]
-    Blind { kind: &'static str, trouble: String },
+    NotSynced { kind: &'static str, reason: String, namespace: String, driver_namespace: String },
 
     #[error(
-        "no Mountpoint Pod is assigned to workload {workload} for PersistentVolume {volume} on node {node}; is the controller \
-         running? See: kubectl get s3pa, and: kubectl logs -n kube-system -l app=s3-csi-controller"
+        "no Mountpoint Pod is assigned to workload {workload} for PersistentVolume {volume} on node {node}; check that \
+         the controller is running. See: kubectl get s3pa, and: kubectl logs -n {driver_namespace} -l app=s3-csi-controller"
     )]
-    NotAssigned { workload: String, volume: String, node: String },
+    NotAssigned { workload: String, volume: String, node: String, driver_namespace: String },
 
     #[error(
-        "Mountpoint Pod {pod} does not exist, though the workload is assigned to it: it was not made yet, or it is gone. \
+        "Mountpoint Pod {pod} does not exist, although the workload is assigned to it: it is not created yet, or was deleted. \
          See: kubectl describe s3pa {attachment}"
     )]
     Gone { attachment: String, pod: String },
@@ -33,13 +36,13 @@ pub enum AssignmentError {
     NotRunning { namespace: String, pod: String, why: String },
 
     #[error(
-        "Mountpoint Pod {pod} has ended ({how}) and was not replaced yet. See: kubectl logs -n {namespace} {pod}, and: \
+        "Mountpoint Pod {pod} has ended ({how}) and is not replaced yet. See: kubectl logs -n {namespace} {pod}, and: \
          kubectl describe s3pa {attachment}"
     )]
     Ended { namespace: String, attachment: String, pod: String, how: &'static str },
 
     #[error(
-        "Mountpoint Pod {pod} is being taken away and no other one is assigned yet. See: kubectl describe s3pa {attachment}"
+        "Mountpoint Pod {pod} is terminating and no other one is assigned yet. See: kubectl describe s3pa {attachment}"
     )]
     Leaving { attachment: String, pod: String },
 }

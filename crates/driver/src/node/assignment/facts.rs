@@ -1,52 +1,56 @@
-//! What is known of this node's attachments and Mountpoint Pods, and which of them serves a workload. Pure.
+//! The cached attachments and Mountpoint Pods of this node, and which of them serves a workload. No I/O.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Pod;
-use s3csi_core::attachment::{Attachment, Phase, assignment, is_mountpoint_pod_name};
+use s3csi_core::attachment::{
+    Attachment, PodIdentity, PodPhase, Timestamp, assignment, is_mountpoint_pod_name, newest_first,
+};
 use s3csi_core::identifiers::{PvName, WorkloadUid};
 
-use crate::api::PodCondition;
-
-/// The controller sets it to `true` when nobody is served by a Mountpoint Pod any more.
-const NEEDS_UNMOUNT: &str = "needs-unmount";
+use crate::api::{MetadataKeys, PodCondition, pod_problem, timestamp};
 
 #[derive(Debug)]
 pub struct Facts {
-    pub attachments: Known<Attachment>,
-    pub pods: Known<MountpointPod>,
+    pub attachments: Cached<Attachment>,
+    pub pods: Cached<LocalMountpointPod>,
 }
 
-/// Objects of one kind by name, as far as they were seen.
+/// Objects of one kind by name, as far as the watch has delivered them.
 #[derive(Debug)]
-pub struct Known<T> {
+pub struct Cached<T> {
     kind: &'static str,
     objects: BTreeMap<String, T>,
     is_complete: bool,
-    /// Why they cannot be seen at the moment.
-    trouble: Option<String>,
+    /// Why the watch fails at the moment.
+    watch_error: Option<String>,
 }
 
 /// A Mountpoint Pod on this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MountpointPod {
+pub struct LocalMountpointPod {
     pub name: String,
-    /// One plain path component: kubelet keeps the Pod's directory under it.
+    /// The name of its source: that of the first Mountpoint Pod that served it.
+    pub source: String,
+    pub created_at: Timestamp,
+    /// A plain path component: the name of the Pod's directory in kubelet's.
     pub uid: WorkloadUid,
-    pub phase: Phase,
+    pub phase: PodPhase,
     pub is_terminating: bool,
     /// Annotated `needs-unmount`.
     pub is_retired: bool,
-    /// What keeps it from running.
-    pub trouble: String,
-    /// What this node, or the plugin before us, has said of its source.
+    /// Why it is not running yet.
+    pub waiting_reason: String,
+    /// The condition of its source, as this node last wrote it.
     pub mounted: Option<PodCondition>,
+    /// The condition that another one can take over, as this node last wrote it.
+    pub movable: Option<PodCondition>,
 }
 
 /// Why a workload has no running Mountpoint Pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Missing {
-    Blind { kind: &'static str, trouble: String },
+    NotSynced { kind: &'static str, reason: String },
     Unassigned,
     Unseen { attachment: String, pod: String },
     NotRunning { pod: String, why: String },
@@ -56,125 +60,133 @@ pub enum Missing {
 
 impl Default for Facts {
     fn default() -> Self {
-        Self { attachments: Known::new("mountpoints3podattachments"), pods: Known::new("pods") }
+        Self { attachments: Cached::new("mountpoints3podattachments"), pods: Cached::new("pods") }
     }
 }
 
 impl Facts {
     /// The Mountpoint Pod that serves a workload, if it can be used now.
-    pub fn find(&self, workload: &WorkloadUid, volume: &PvName) -> Result<&MountpointPod, Missing> {
+    pub fn find(&self, workload: &WorkloadUid, volume: &PvName) -> Result<&LocalMountpointPod, Missing> {
         let of_volume = self.attachments.objects.values().filter(|it| it.fields.persistent_volume == *volume);
         let Some(assigned) = assignment(of_volume, workload) else {
-            // What was not seen may be there.
-            return Err(self.attachments.blindness().unwrap_or(Missing::Unassigned));
+            // It may exist although the watch has not delivered it.
+            return Err(self.attachments.not_synced().unwrap_or(Missing::Unassigned));
         };
         let (attachment, name) = (assigned.attachment.to_owned(), assigned.mountpoint_pod.to_owned());
-        let Some(pod) = self.pods.get(&name) else {
-            return Err(self.pods.blindness().unwrap_or(Missing::Unseen { attachment, pod: name }));
+        let pods = self.pods_of(&name);
+        let Some(newest) = pods.first() else {
+            return Err(self.pods.not_synced().unwrap_or(Missing::Unseen { attachment, pod: name }));
         };
+        // One that is terminating serves on until the next one has taken over.
+        let is_serving = |it: &&LocalMountpointPod| it.phase == PodPhase::Running && !it.is_retired;
+        let available = pods.iter().copied().find(|it| it.is_available());
+        let serving = || pods.iter().skip(1).copied().find(is_serving).filter(|_| !newest.is_retired);
+        if let Some(pod) = available.or_else(serving) {
+            return Ok(pod);
+        }
+        let (pod, name) = (*newest, newest.name.clone());
         if pod.is_retired || pod.is_terminating {
             return Err(Missing::Leaving { attachment, pod: name });
         }
         match pod.phase {
-            Phase::Running => Ok(pod),
-            Phase::Pending | Phase::Unknown => Err(Missing::NotRunning { pod: name, why: pod.trouble.clone() }),
-            Phase::Succeeded => Err(Missing::Ended { attachment, pod: name, how: "Succeeded" }),
-            Phase::Failed => Err(Missing::Ended { attachment, pod: name, how: "Failed" }),
+            PodPhase::Running | PodPhase::Pending | PodPhase::Unknown => {
+                Err(Missing::NotRunning { pod: name, why: pod.waiting_reason.clone() })
+            }
+            PodPhase::Succeeded => Err(Missing::Ended { attachment, pod: name, how: "Succeeded" }),
+            PodPhase::Failed => Err(Missing::Ended { attachment, pod: name, how: "Failed" }),
         }
+    }
+
+    /// The Mountpoint Pods of a source, the newest first.
+    pub fn pods_of(&self, source: &str) -> Vec<&LocalMountpointPod> {
+        newest_first(self.pods.objects.values().filter(|it| it.source == source), LocalMountpointPod::identity)
     }
 }
 
-impl<T> Known<T> {
-    const fn new(kind: &'static str) -> Self {
-        Self { kind, objects: BTreeMap::new(), is_complete: false, trouble: None }
+impl LocalMountpointPod {
+    /// Whether it can serve a source now.
+    pub fn is_available(&self) -> bool {
+        self.phase == PodPhase::Running && !self.is_retired && !self.is_terminating
     }
 
-    pub const fn kind(&self) -> &'static str {
-        self.kind
+    pub fn identity(&self) -> PodIdentity<'_> {
+        PodIdentity { source: &self.source, name: &self.name, uid: self.uid.as_str(), created_at: self.created_at }
+    }
+}
+
+impl<T> Cached<T> {
+    const fn new(kind: &'static str) -> Self {
+        Self { kind, objects: BTreeMap::new(), is_complete: false, watch_error: None }
     }
 
     pub fn get(&self, name: &str) -> Option<&T> {
         self.objects.get(name)
     }
 
-    /// `None` as long as there may be more than was seen.
+    /// `None` before the first complete list.
     pub fn all(&self) -> Option<impl Iterator<Item = &T>> {
         self.is_complete.then(|| self.objects.values())
     }
 
-    /// Everything there is.
+    /// Replaces the content by a complete list.
     pub fn replace(&mut self, objects: BTreeMap<String, T>) {
         self.objects = objects;
         self.is_complete = true;
-        self.trouble = None;
+        self.watch_error = None;
     }
 
     pub fn insert(&mut self, name: String, object: T) {
         self.objects.insert(name, object);
-        self.trouble = None;
+        self.watch_error = None;
     }
 
     pub fn remove(&mut self, name: &str) {
         self.objects.remove(name);
-        self.trouble = None;
+        self.watch_error = None;
     }
 
-    /// What is known stays, but may be out of date.
-    pub fn fail(&mut self, trouble: String) {
-        self.trouble = Some(trouble);
+    /// The watch failed: the content stays, but may be out of date.
+    pub fn fail(&mut self, error: String) {
+        self.watch_error = Some(error);
     }
 
-    fn blindness(&self) -> Option<Missing> {
-        let blind = |trouble: &str| Missing::Blind { kind: self.kind, trouble: trouble.to_owned() };
-        match &self.trouble {
-            Some(trouble) => Some(blind(trouble)),
+    fn not_synced(&self) -> Option<Missing> {
+        let not_synced = |reason: &str| Missing::NotSynced { kind: self.kind, reason: reason.to_owned() };
+        match &self.watch_error {
+            Some(error) => Some(not_synced(error)),
             None if self.is_complete => None,
-            None => Some(blind("it was not asked long enough")),
+            None => Some(not_synced("the first list is not complete")),
         }
     }
 }
 
-/// A Pod as plain data, if it is a Mountpoint Pod.
-pub fn read_pod(pod: &Pod, driver_name: &str) -> Option<(String, MountpointPod)> {
+/// Parses a Pod, if it is a Mountpoint Pod.
+pub fn read_pod(pod: &Pod, driver_name: &str) -> Option<LocalMountpointPod> {
     let name = pod.metadata.name.clone().filter(|it| is_mountpoint_pod_name(it))?;
-    let annotation = format!("{driver_name}/{NEEDS_UNMOUNT}");
+    let keys = MetadataKeys::new(driver_name);
     let is_annotated =
-        pod.metadata.annotations.as_ref().and_then(|it| it.get(&annotation)).is_some_and(|it| it == "true");
-    let read = MountpointPod {
-        name: name.clone(),
+        pod.metadata.annotations.as_ref().and_then(|it| it.get(&keys.needs_unmount())).is_some_and(|it| it == "true");
+    let source = pod.metadata.labels.as_ref().and_then(|it| it.get(&keys.source())).cloned();
+    Some(LocalMountpointPod {
+        source: source.filter(|it| is_mountpoint_pod_name(it)).unwrap_or_else(|| name.clone()),
+        created_at: pod.metadata.creation_timestamp.as_ref().map_or(Timestamp::from_unix_seconds(0), timestamp),
+        name,
         uid: pod.metadata.uid.as_deref()?.parse().ok()?,
-        phase: Phase::from_text(pod.status.as_ref().and_then(|it| it.phase.as_deref())),
+        phase: PodPhase::from_text(pod.status.as_ref().and_then(|it| it.phase.as_deref())),
         is_terminating: pod.metadata.deletion_timestamp.is_some(),
         is_retired: is_annotated,
-        trouble: trouble(pod),
-        mounted: PodCondition::read(pod, driver_name),
-    };
-    Some((name, read))
+        waiting_reason: waiting_reason(pod),
+        mounted: PodCondition::read(pod, &PodCondition::mounted(driver_name)),
+        movable: PodCondition::read(pod, &PodCondition::movable(driver_name)),
+    })
 }
 
-/// What keeps a Pod from running, in the words of the scheduler or of kubelet.
-pub fn trouble(pod: &Pod) -> String {
-    let said = |reason: Option<&str>, message: Option<&str>| match (reason, message) {
-        (Some(reason), Some(message)) => Some(format!("{reason}: {message}")),
-        (Some(text), None) | (None, Some(text)) => Some(text.to_owned()),
-        (None, None) => None,
-    };
+/// Why a Pod is not running: its problem, or else its phase.
+pub fn waiting_reason(pod: &Pod) -> String {
     let status = pod.status.as_ref();
-    let of_containers = || {
-        let containers = status.and_then(|it| it.container_statuses.as_ref()).into_iter().flatten();
-        containers
-            .filter_map(|it| it.state.as_ref()?.waiting.as_ref())
-            .find_map(|it| said(it.reason.as_deref(), it.message.as_deref()))
-    };
-    let of_scheduler = || {
-        let conditions = status.and_then(|it| it.conditions.as_ref()).into_iter().flatten();
-        conditions
-            .filter(|it| it.type_ == "PodScheduled" && it.status == "False")
-            .find_map(|it| said(it.reason.as_deref(), it.message.as_deref()))
-    };
-    let of_pod = || said(status?.reason.as_deref(), status?.message.as_deref());
-    let phase = || status.and_then(|it| it.phase.clone()).unwrap_or_else(|| "nobody has reported on it yet".to_owned());
-    of_containers().or_else(of_scheduler).or_else(of_pod).unwrap_or_else(phase)
+    let phase =
+        || status.and_then(|it| it.phase.clone()).unwrap_or_else(|| "its status is not reported yet".to_owned());
+    status.and_then(pod_problem).unwrap_or_else(phase)
 }
 
 #[cfg(test)]
@@ -233,7 +245,8 @@ mod tests {
         let mut facts = Facts::default();
         let attachments = attachments.iter().filter_map(attachment_facts).map(|it| (it.name.clone(), it));
         facts.attachments.replace(attachments.collect());
-        facts.pods.replace(pods.iter().filter_map(|it| read_pod(it, "s3.csi.scality.com")).collect());
+        let pods = pods.iter().filter_map(|it| read_pod(it, "s3.csi.scality.com")).map(|it| (it.name.clone(), it));
+        facts.pods.replace(pods.collect());
         facts
     }
 
@@ -260,13 +273,13 @@ mod tests {
     }
 
     #[test]
-    fn before_everything_was_seen_nothing_is_known_to_be_missing() {
-        let trouble = "it was not asked long enough".to_owned();
-        check(&Facts::default(), Err(Missing::Blind { kind: "mountpoints3podattachments", trouble }));
-        let mut blind = facts(&[attachment()], &[]);
-        blind.pods.fail("forbidden".to_owned());
-        check(&blind, Err(Missing::Blind { kind: "pods", trouble: "forbidden".to_owned() }));
-        // What was seen before the trouble counts.
+    fn before_the_first_list_nothing_counts_as_missing() {
+        let reason = "the first list is not complete".to_owned();
+        check(&Facts::default(), Err(Missing::NotSynced { kind: "mountpoints3podattachments", reason }));
+        let mut failing = facts(&[attachment()], &[]);
+        failing.pods.fail("forbidden".to_owned());
+        check(&failing, Err(Missing::NotSynced { kind: "pods", reason: "forbidden".to_owned() }));
+        // What was cached before the failure is used.
         let mut lately = facts(&[attachment()], &[pod(&serde_json::json!({}))]);
         lately.pods.fail("no route".to_owned());
         lately.attachments.fail("no route".to_owned());
@@ -286,7 +299,7 @@ mod tests {
         let ended = |how| Err(Missing::Ended { attachment: "s3pa-1".to_owned(), pod: POD.to_owned(), how });
         let leaving = || Err(Missing::Leaving { attachment: "s3pa-1".to_owned(), pod: POD.to_owned() });
         check(&with(serde_json::json!({ "status": { "phase": "Pending" } })), not_running("Pending"));
-        check(&with(serde_json::json!({ "status": null })), not_running("nobody has reported on it yet"));
+        check(&with(serde_json::json!({ "status": null })), not_running("its status is not reported yet"));
         let waiting = serde_json::json!({ "status": { "phase": "Pending", "containerStatuses": [{
             "name": "mountpoint", "image": "", "imageID": "", "ready": false, "restartCount": 0,
             "state": { "waiting": { "reason": "ImagePullBackOff", "message": "no such image" } },
@@ -302,15 +315,41 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_that_is_terminating_is_used_until_the_next_one_runs() {
+        const NEXT: &str = "mp-66f7d2331f3149f00d62d7af839d4cee895e1c68a2f0d96ffd359f79";
+        let next = |phase: &str| {
+            pod(&serde_json::json!({
+                "metadata": {
+                    "name": NEXT,
+                    "uid": "22222222-1111-4111-8111-111111111111",
+                    "labels": { "s3.csi.scality.com/source": POD },
+                    "creationTimestamp": "2026-01-02T03:05:05Z",
+                },
+                "status": { "phase": phase },
+            }))
+        };
+        let old = |change: &serde_json::Value| {
+            let mut old = serde_json::json!({ "metadata": { "creationTimestamp": "2026-01-02T03:04:05Z" } });
+            merge(&mut old, change);
+            pod(&old)
+        };
+        let deleted = serde_json::json!({ "metadata": { "deletionTimestamp": "2026-01-02T03:04:05Z" } });
+        check(&facts(&[attachment()], &[old(&deleted), next("Pending")]), Ok(POD));
+        check(&facts(&[attachment()], &[old(&deleted), next("Running")]), Ok(NEXT));
+        check(&facts(&[attachment()], &[old(&serde_json::json!({})), next("Pending")]), Ok(POD));
+        check(&facts(&[attachment()], &[next("Running")]), Ok(NEXT));
+    }
+
+    #[test]
     fn the_scheduler_says_why_a_pod_is_nowhere() {
         let unschedulable = pod(&serde_json::json!({ "status": { "phase": "Pending", "conditions": [
             { "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available" },
         ] } }));
-        assert_eq!(trouble(&unschedulable), "Unschedulable: 0/3 nodes are available");
+        assert_eq!(waiting_reason(&unschedulable), "Unschedulable: 0/3 nodes are available");
     }
 
     #[test]
-    fn strangers_in_the_namespace_are_left_out() {
+    fn other_pods_in_the_namespace_are_ignored() {
         assert_eq!(read_pod(&pod(&serde_json::json!({ "metadata": { "name": "nginx" } })), "x"), None);
         assert_eq!(read_pod(&pod(&serde_json::json!({ "metadata": { "uid": "../x" } })), "x"), None);
     }

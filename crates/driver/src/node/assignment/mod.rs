@@ -1,123 +1,146 @@
-//! By which Mountpoint Pod a workload of this node is served. The controller says so in attachments; this room watches
-//! them, and the Mountpoint Pods of this node, and waits for what is not there yet. It asks nobody twice and changes nothing.
+//! The assignment of workloads on this node to Mountpoint Pods. The controller writes it into attachments; this module watches
+//! these and the Mountpoint Pods of this node, and waits for what does not exist yet. It writes nothing.
 
 mod error;
 mod facts;
-mod watch;
+mod watches;
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
+use parking_lot::{Condvar, Mutex};
 use s3csi_core::chain::Chain;
 use s3csi_core::identifiers::{PvName, WorkloadUid};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 pub use self::error::AssignmentError;
-pub use self::facts::MountpointPod;
+pub use self::facts::LocalMountpointPod;
 use self::facts::{Facts, Missing};
 
-/// For the one question that is asked when the time is up, to say better what is missing.
-const EXPLAINED_WITHIN: Duration = Duration::from_secs(2);
+/// For the one API call after the deadline that explains what is missing.
+const EXPLAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the API server shows of this node.
+/// A cache of this node's attachments and Mountpoint Pods.
 pub struct Assignments {
-    place: Place,
+    scope: AssignmentScope,
     client: Client,
     runtime: Handle,
     facts: Mutex<Facts>,
-    /// Told about every change of the facts.
+    /// Wakes the threads that wait for an assignment.
     changed: Condvar,
-    /// Told when there may be something to take away.
-    wake: Notify,
-    /// Told about every change of the facts, too.
-    news: Notify,
+    /// Wakes the tasks that wait for one.
+    version: watch::Sender<u64>,
+    /// Wakes the sweep.
+    sweep: Notify,
+    /// Wakes the writer of conditions.
+    conditions: Notify,
 }
 
-/// Whom the assignments are for, and where their Mountpoint Pods are.
+/// Which node the assignments are for, and where their Mountpoint Pods are.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct AssignmentScope {
     pub node: String,
     /// The namespace of Mountpoint Pods.
     pub namespace: String,
-    /// Annotations derive from it.
+    /// The prefix of our annotations.
     pub driver_name: String,
 }
 
 impl Assignments {
-    pub fn new(place: Place, client: Client, runtime: Handle) -> Self {
+    pub fn new(scope: AssignmentScope, client: Client, runtime: Handle) -> Self {
         Self {
-            place,
+            scope,
             client,
             runtime,
             facts: Mutex::default(),
             changed: Condvar::new(),
-            wake: Notify::new(),
-            news: Notify::new(),
+            version: watch::Sender::new(0),
+            sweep: Notify::new(),
+            conditions: Notify::new(),
         }
     }
 
     pub fn namespace(&self) -> &str {
-        &self.place.namespace
+        &self.scope.namespace
     }
 
-    /// The running Mountpoint Pod of a workload, as soon as there is one; at the deadline, what keeps it from being one.
+    /// Waits for the running Mountpoint Pod of a workload; at the deadline the error says what is missing.
     pub fn wait_for(
         &self,
         workload: &WorkloadUid,
         volume: &PvName,
         deadline: Instant,
-    ) -> Result<MountpointPod, AssignmentError> {
-        let mut facts = self.facts();
+    ) -> Result<LocalMountpointPod, AssignmentError> {
+        let mut facts = self.facts.lock();
         loop {
             let missing = match facts.find(workload, volume) {
                 Ok(pod) => return Ok(pod.clone()),
                 Err(missing) => missing,
             };
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if deadline <= Instant::now() {
                 drop(facts);
                 return Err(self.explain(missing, workload, volume));
             }
-            facts = self.changed.wait_timeout(facts, left).unwrap_or_else(PoisonError::into_inner).0;
+            self.changed.wait_until(&mut facts, deadline);
         }
     }
 
-    /// The Mountpoint Pod of this name, if there is one on this node.
-    pub fn pod(&self, name: &str) -> Option<MountpointPod> {
-        self.facts().pods.get(name).cloned()
+    /// Waits, without a thread, until a workload has a running Mountpoint Pod, or for the deadline.
+    pub async fn wait_until_assigned(&self, workload: &WorkloadUid, volume: &PvName, deadline: Instant) {
+        let mut version = self.version.subscribe();
+        let is_assigned = |_: &u64| self.facts.lock().find(workload, volume).is_ok();
+        // At the deadline the call itself says what is missing. The sender lives as long as we do.
+        let _ = tokio::time::timeout_at(deadline.into(), version.wait_for(is_assigned)).await;
     }
 
-    /// All Mountpoint Pods of this node; `None` as long as they were not all seen.
-    pub fn pods(&self) -> Option<Vec<MountpointPod>> {
-        self.facts().pods.all().map(|it| it.cloned().collect())
+    /// The Mountpoint Pod of this name, if it is on this node.
+    pub fn pod(&self, name: &str) -> Option<LocalMountpointPod> {
+        self.facts.lock().pods.get(name).cloned()
     }
 
-    /// Somebody should look for what can be taken away.
-    pub fn wake(&self) {
-        self.wake.notify_one();
+    /// The Mountpoint Pods of a source on this node, the newest first.
+    pub fn pods_of(&self, source: &str) -> Vec<LocalMountpointPod> {
+        self.facts.lock().pods_of(source).into_iter().cloned().collect()
     }
 
-    pub async fn woken(&self) {
-        self.wake.notified().await;
+    /// All Mountpoint Pods of this node; `None` before the first complete list.
+    pub fn pods(&self) -> Option<Vec<LocalMountpointPod>> {
+        self.facts.lock().pods.all().map(|it| it.cloned().collect())
     }
 
-    /// Completes when something has changed since the last time.
+    /// Requests a sweep: a source may have become unused.
+    pub fn request_sweep(&self) {
+        self.sweep.notify_one();
+    }
+
+    pub async fn sweep_requested(&self) {
+        self.sweep.notified().await;
+    }
+
+    /// Completes when the cache has changed since the last call.
     pub async fn changed(&self) {
-        self.news.notified().await;
+        self.conditions.notified().await;
     }
 
-    /// Only here the API server is asked instead of watched: the watch shows no Pod that is on no node yet.
+    /// The only request outside of the watches, which do not contain Pods without a node.
     fn explain(&self, missing: Missing, workload: &WorkloadUid, volume: &PvName) -> AssignmentError {
-        let Place { node, namespace, .. } = &self.place;
+        let AssignmentScope { node, namespace, .. } = &self.scope;
+        // The chart installs node plugin and controller into the same namespace, which is the client's default one.
+        let driver_namespace = || self.client.default_namespace().to_owned();
         match missing {
-            Missing::Blind { kind, trouble } => AssignmentError::Blind { kind, trouble },
+            Missing::NotSynced { kind, reason } => AssignmentError::NotSynced {
+                kind,
+                reason,
+                namespace: namespace.clone(),
+                driver_namespace: driver_namespace(),
+            },
             Missing::Unassigned => AssignmentError::NotAssigned {
                 workload: workload.to_string(),
                 volume: volume.to_string(),
                 node: node.clone(),
+                driver_namespace: driver_namespace(),
             },
             Missing::Unseen { attachment, pod } => self.explain_unseen(attachment, pod),
             Missing::NotRunning { pod, why } => AssignmentError::NotRunning { namespace: namespace.clone(), pod, why },
@@ -129,37 +152,33 @@ impl Assignments {
     }
 
     fn explain_unseen(&self, attachment: String, pod: String) -> AssignmentError {
-        let Place { node, namespace, .. } = &self.place;
+        let AssignmentScope { node, namespace, .. } = &self.scope;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
-        let asked = self.runtime.block_on(async { tokio::time::timeout(EXPLAINED_WITHIN, pods.get_opt(&pod)).await });
+        let asked = self.runtime.block_on(async { tokio::time::timeout(EXPLAIN_TIMEOUT, pods.get_opt(&pod)).await });
         let namespace = namespace.clone();
         let found = match asked {
             Ok(Ok(found)) => found,
             Ok(Err(cause)) => {
-                tracing::warn!(pod, error = %Chain(&cause), "Mountpoint Pod cannot be asked for");
+                tracing::warn!(pod, error = %Chain(&cause), "failed to get the Mountpoint Pod");
                 None
             }
             Err(_) => None,
         };
         let Some(found) = found else { return AssignmentError::Gone { attachment, pod } };
         match found.spec.as_ref().and_then(|it| it.node_name.as_deref()).filter(|it| !it.is_empty()) {
-            None => AssignmentError::NotScheduled { namespace, why: facts::trouble(&found), pod },
+            None => AssignmentError::NotScheduled { namespace, why: facts::waiting_reason(&found), pod },
             Some(elsewhere) if elsewhere != node => {
                 AssignmentError::Elsewhere { attachment, pod, node: elsewhere.to_owned() }
             }
-            // It came to this node just now; kubelet's next call finds it.
-            Some(_) => AssignmentError::NotRunning { namespace, why: facts::trouble(&found), pod },
+            // It was just scheduled to this node; kubelet's next call finds it.
+            Some(_) => AssignmentError::NotRunning { namespace, why: facts::waiting_reason(&found), pod },
         }
     }
 
-    /// Facts are replaced by single assignments, so a panic elsewhere cannot have left them half changed.
-    fn facts(&self) -> MutexGuard<'_, Facts> {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change(&self, change: impl FnOnce(&mut Facts)) {
-        change(&mut self.facts());
+        change(&mut self.facts.lock());
         self.changed.notify_all();
-        self.news.notify_one();
+        self.version.send_modify(|it| *it += 1);
+        self.conditions.notify_one();
     }
 }

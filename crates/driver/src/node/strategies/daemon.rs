@@ -1,71 +1,84 @@
-//! Strategy `daemon`: one unprivileged mounter per node runs one engine per source. A source is named by its sharing
-//! key; who uses it is counted nowhere but in the kernel's mount table.
+//! Strategy `daemon`: one unprivileged mounter per node runs one engine per source. The name of a source is the hash of its
+//! sharing key; its users are counted in the kernel's mount table only.
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
 
+use s3csi_core::attachment::is_mountpoint_pod_name;
+use s3csi_core::chain::Chain;
 use s3csi_core::credentials::Keys;
 use s3csi_core::publish::Publish;
-use s3csi_mounter::handoff::MountRequest;
+use s3csi_handoff::MountRequest;
 
 use crate::credentials;
-use crate::host::{Beneath, Host};
+use crate::host::{Host, SafeDir};
+use crate::keyed_locks::KeyedLocks;
+use crate::node::engine_config::{EngineConfig, fuse_options};
 use crate::node::error::{PublishError, UnpublishError};
-use crate::node::locks::Locks;
-use crate::node::orders::{Orders, fuse_options};
-use crate::node::phases::{Phase, Phases};
-use crate::node::repairs::{ORPHANED_SOURCE_REMOVED, Repairs};
-use crate::node::retire::Retired;
-use crate::node::source::{self, Mounter, Source};
-use crate::node::steps::{Step, Steps};
-use crate::node::strategies::Done;
-use crate::node::teller::{Mounted, Teller};
-use crate::node::{bind, life_line};
+use crate::node::failpoints::Failpoint;
+use crate::node::held_mounts::MounterAddress;
+use crate::node::other_mounts::{self, OtherMounts, ServedTarget};
+use crate::node::remediation::ORPHANED_SOURCE_REMOVED;
+use crate::node::reporter::MountOutcome;
+use crate::node::retire::RetireOutcome;
+use crate::node::source::{self, Mounter, MounterKind, SourceManager, SourceSpec};
+use crate::node::strategies::{PublishOutcome, PublishResult, mount_and_bind};
+use crate::node::timing::{CallPhase, CallTimer};
+use crate::node::{bind, engine_monitor};
 
-/// The mounter writes `mount.err` into a source's directory; others see nothing of it.
-const PLACE_MODE: u32 = 0o2770;
+/// The mounter writes its error file into a source's directory; other users have no access.
+const SOURCE_DIRECTORY_MODE: u32 = 0o2770;
 
-/// Where more is to be seen when a mount fails. What the mounter's Pod is called is not known here.
-const MORE: &str = "kubectl logs <mounter pod>";
+/// Where a failed mount is explained. The name of the mounter's Pod is not known here.
+const LOG_HINT: &str = "kubectl logs <mounter pod>";
 
 pub struct Daemon {
-    pub host: Arc<dyn Host>,
+    pub manager: SourceManager,
     /// Name of this node.
     pub node: String,
-    /// Sources are mounted in here, one directory each.
+    /// The directory in which sources are mounted.
     pub sources: PathBuf,
     pub mounter_dir: PathBuf,
     /// The same directory as the mounter sees it.
     pub mounter_view: PathBuf,
-    pub orders: Orders,
+    pub engine_config: EngineConfig,
     /// One change per source at a time.
-    pub locks: Locks,
-    pub steps: Steps,
-    pub repairs: Repairs,
-    pub teller: Arc<Teller>,
+    pub locks: KeyedLocks,
+    pub other_mounts: OtherMounts,
 }
 
 impl Daemon {
-    pub fn publish(&self, publish: &Publish, deadline: Instant, phases: &Phases) -> Result<Done, PublishError> {
-        let bucket = || publish.bucket.to_string();
-        let keys = self.orders.keys(publish)?;
+    pub fn publish(&self, publish: &Publish, deadline: Instant, timer: &CallTimer) -> PublishResult {
+        let keys = self.engine_config.keys(publish)?;
         let name = publish.sharing_key(&self.node).name();
-        // Wrong options are refused before anything is made for them.
+        // Invalid options are refused before anything is created.
         let request = self.request(publish, &name)?;
-        let busy = || PublishError::SourceBusy { bucket: bucket() };
+        // A mount of another strategy or of version 1 stays until its workload ends. A target of ours whose source was
+        // unmounted looks the same; it is bound to the next source.
+        let is_ours = !self.other_mounts.has_keys(publish) && self.mounter_dir.join(&name).is_dir();
+        let served = other_mounts::served_by(self.host(), &self.sources, is_source_name, publish, deadline)?;
+        if let Some(ServedTarget { silence, .. }) = served.filter(|_| !is_ours) {
+            timer
+                .time(CallPhase::Credentials, || self.other_mounts.refresh(publish, keys))
+                .map_err(|cause| PublishError::Credentials { bucket: publish.bucket.to_string(), cause })?;
+            return match silence {
+                Some(silence) => Err(PublishError::Silent { target: publish.target.path().to_owned(), silence }),
+                None => Ok(PublishOutcome { mounted: MountOutcome::AlreadyMounted, source: None }),
+            };
+        }
+        let busy = || PublishError::SourceBusy { bucket: publish.bucket.to_string() };
         let _held = self.locks.lock(&name, deadline).ok_or_else(busy)?;
-        self.steps.done(Step::Locked);
-        let outcome = self.ensure(publish, keys, &name, request, deadline, phases);
+        self.manager.failpoints.hit(Failpoint::Locked);
+        let outcome = self.ensure(publish, keys, &name, request, deadline, timer);
         match &outcome {
-            Ok(_) => self.steps.done(Step::Bound),
+            Ok(_) => self.manager.failpoints.hit(Failpoint::Bound),
             Err(_) => drop(self.tidy(&name)),
         }
-        outcome.map(|mounted| Done { mounted, source: Some(name.clone()) })
+        outcome.map(|mounted| PublishOutcome { mounted, source: Some(name.clone()) })
     }
 
-    /// Credentials, source and bind, each looked at first. The caller holds the source's lock and tidies up after an error.
+    /// Ensures credentials, source and bind mount. The caller holds the source's lock and tidies up after an error.
     fn ensure(
         &self,
         publish: &Publish,
@@ -73,141 +86,133 @@ impl Daemon {
         name: &str,
         request: MountRequest,
         deadline: Instant,
-        phases: &Phases,
-    ) -> Result<Mounted, PublishError> {
+        timer: &CallTimer,
+    ) -> Result<MountOutcome, PublishError> {
         let bucket = || publish.bucket.to_string();
         let unusable =
             |cause| PublishError::MounterDirectory { bucket: bucket(), directory: self.mounter_dir.clone(), cause };
-        let mounter = Beneath::open(&self.mounter_dir).map_err(unusable)?;
-        let group = mounter.group().map_err(unusable)?;
-        let place = mounter.make_directory(name, PLACE_MODE, Some(group)).map_err(unusable)?;
-        self.steps.done(Step::PlaceMade);
-        phases
-            .time(Phase::Credentials, || credentials::ensure(&place, keys, group))
+        let directory = SafeDir::open(&self.mounter_dir).map_err(unusable)?;
+        let group = directory.group().map_err(unusable)?;
+        let source_directory = directory.make_directory(name, SOURCE_DIRECTORY_MODE, Some(group)).map_err(unusable)?;
+        self.manager.failpoints.hit(Failpoint::DirectoryCreated);
+        timer
+            .time(CallPhase::Credentials, || credentials::ensure(&source_directory, keys, group))
             .map_err(|cause| PublishError::Credentials { bucket: bucket(), cause })?;
-        self.steps.done(Step::CredentialsWritten);
+        self.manager.failpoints.hit(Failpoint::CredentialsWritten);
 
-        let source = Source {
-            path: self.sources.join(name),
-            options: fuse_options(publish),
-            request,
-            mounter: Mounter::OfTheNode { directory: mounter },
-            words: place,
-            steps: self.steps,
-            repairs: self.repairs.clone(),
-            teller: self.teller.clone(),
-            name: name.to_owned(),
-        };
-        let target = publish.target.path();
-        let ensured = phases.time(Phase::Source, || source::ensure(&self.host, &source, deadline));
-        let device = ensured.map_err(|cause| PublishError::Source {
-            bucket: bucket(),
-            target: target.to_owned(),
-            hint: MORE.to_owned(),
-            cause,
-        })?;
-        self.steps.done(Step::Served);
-        phases.time(Phase::Bind, || {
-            bind::ensure(self.host.as_ref(), &source.path, device, target, publish.access, deadline)
-        })
+        let path = self.sources.join(name);
+        let spec = SourceSpec { name: name.to_owned(), path, options: fuse_options(publish), request };
+        let mounter = Mounter { kind: MounterKind::Shared, directory, error_directory: source_directory, pod: None };
+        mount_and_bind(&self.manager, publish, (&spec, &mounter), LOG_HINT.to_owned(), deadline, timer)
     }
 
-    /// What the mounter is told.
     fn request(&self, publish: &Publish, name: &str) -> Result<MountRequest, PublishError> {
-        let order = self.orders.order(publish, &self.mounter_view.join(name))?;
+        let engine = self.engine_config.command(publish, &self.mounter_view.join(name))?;
         Ok(MountRequest {
             bucket_name: publish.bucket.to_string(),
-            args: order.arguments,
-            env: order.environment,
+            args: engine.arguments,
+            env: engine.environment,
             source: Some(name.to_owned()),
+            ..MountRequest::default()
         })
     }
 
-    pub fn unpublish(&self, target: &Path, deadline: Instant, phases: &Phases) -> Result<(), UnpublishError> {
-        let host = self.host.as_ref();
-        let look = |cause| UnpublishError::Look { cause };
-        // A target whose parent directory is gone has no mount either; the plain path then serves as well.
+    pub fn unpublish(
+        &self,
+        volume_id: &str,
+        target: &Path,
+        deadline: Instant,
+        timer: &CallTimer,
+    ) -> Result<(), UnpublishError> {
+        let host = self.host();
+        let failpoints = self.manager.failpoints;
+        // A target without a parent directory has no mount either; then the plain path serves.
         let target = &host.resolve(target).unwrap_or_else(|_| target.to_owned());
-        let table = host.mount_table().map_err(look)?;
+        let table = host.mount_table().map_err(|cause| UnpublishError::Look { cause })?;
         let name = table.at(target).filter(|it| it.is_ours()).and_then(|mount| {
-            table
-                .of_device(mount.device)
-                .find(|it| it.at.parent() == Some(&self.sources))
-                .and_then(|it| file_name(&it.at))
+            let mut sources = table.of_device(mount.device).filter(|it| it.at.parent() == Some(&self.sources));
+            sources.find_map(|it| it.at.file_name()?.to_str().map(str::to_owned))
         });
         match name {
             Some(name) => {
                 let busy = || UnpublishError::SourceBusy { target: target.clone() };
                 let _held = self.locks.lock(&name, deadline).ok_or_else(busy)?;
-                self.steps.done(Step::Locked);
-                phases.time(Phase::Unmount, || bind::remove(host, target, self.steps))?;
-                phases.time(Phase::Retire, || self.retire(&name, deadline))?;
+                failpoints.hit(Failpoint::Locked);
+                timer.time(CallPhase::Unmount, || bind::remove(host, target, failpoints))?;
+                timer.time(CallPhase::Retire, || self.retire(&name, deadline))?;
             }
-            // Not mounted, or mounted from a source that is gone already.
-            None => phases.time(Phase::Unmount, || bind::remove(host, target, self.steps))?,
+            // Not mounted, or a bind mount of a source that is gone.
+            None => timer.time(CallPhase::Unmount, || bind::remove(host, target, failpoints))?,
         }
+        self.other_mounts.forget(target, volume_id);
         self.sweep();
         Ok(())
     }
 
-    /// Takes a source away if no bind shows it any more. The caller holds its lock.
-    fn retire(&self, name: &str, deadline: Instant) -> Result<Retired, UnpublishError> {
+    /// Removes a source without bind mounts. The caller holds its lock.
+    fn retire(&self, name: &str, deadline: Instant) -> Result<RetireOutcome, UnpublishError> {
+        let (host, failpoints) = (self.host(), self.manager.failpoints);
         let path = self.sources.join(name);
-        let mut retired = Retired::Before;
-        let table = self.host.mount_table().map_err(|cause| UnpublishError::Look { cause })?;
+        let mut outcome = RetireOutcome::NotMounted;
+        let table = host.mount_table().map_err(|cause| UnpublishError::Look { cause })?;
         if let Some(mount) = table.at(&path) {
             if !mount.is_ours() || !source::is_unused(&table, &path, mount.device) {
-                return Ok(Retired::NotYet);
+                return Ok(RetireOutcome::InUse);
             }
-            source::unmount(self.host.as_ref(), &path)
+            source::unmount(host, &self.manager.held_mounts, &path)
                 .map_err(|cause| UnpublishError::Unmount { target: path.clone(), cause })?;
-            retired = Retired::Now;
-            self.steps.done(Step::SourceUnmounted);
+            outcome = RetireOutcome::Unmounted;
+            failpoints.hit(Failpoint::SourceUnmounted);
         }
-        self.host.remove_directory(&path).map_err(|cause| UnpublishError::Remove { path: path.clone(), cause })?;
-        self.steps.done(Step::SourceRemoved);
-        let forget = |cause| UnpublishError::Forget { source_name: name.to_owned(), cause };
-        let Ok(mounter) = Beneath::open(&self.mounter_dir) else { return Ok(retired) };
-        life_line::end(&mounter, name, deadline);
-        self.steps.done(Step::EngineEnded);
-        mounter.remove_tree(name).map_err(forget)?;
-        self.steps.done(Step::CredentialsRemoved);
-        Ok(retired)
+        host.remove_directory(&path).map_err(|cause| UnpublishError::Remove { path: path.clone(), cause })?;
+        failpoints.hit(Failpoint::SourceRemoved);
+        let Ok(mounter) = SafeDir::open(&self.mounter_dir) else { return Ok(outcome) };
+        engine_monitor::stop_engine(&mounter, name, deadline);
+        failpoints.hit(Failpoint::EngineEnded);
+        mounter.remove_tree(name).map_err(|cause| UnpublishError::Forget { source_name: name.to_owned(), cause })?;
+        failpoints.hit(Failpoint::CredentialsRemoved);
+        Ok(outcome)
     }
 
-    /// After a failed publish: what was made for a source that nobody uses goes away again. The caller holds its lock.
-    fn tidy(&self, name: &str) -> Option<Retired> {
+    /// Removes what a failed publish created, unless the source is in use. The caller holds its lock.
+    fn tidy(&self, name: &str) -> Option<RetireOutcome> {
         match self.retire(name, Instant::now()) {
-            Ok(retired) => Some(retired),
+            Ok(outcome) => Some(outcome),
             Err(error) => {
-                tracing::warn!(source = name, error = %s3csi_core::chain::Chain(&error), "source not tidied up; the next sweep tries again");
+                tracing::warn!(source = name, error = %Chain(&error), "source not removed; the next sweep retries");
                 None
             }
         }
     }
 
-    /// Takes away every source that nobody uses: a crash between two steps may have left one.
+    /// Removes every unused source: a crash may have left one.
     pub fn sweep(&self) {
-        for name in names_in(&self.sources).into_iter().chain(names_in(&self.mounter_dir)) {
-            // Somebody is working on it: then it is not a leftover.
+        let SourceManager { failpoints, remediations, .. } = &self.manager;
+        self.other_mounts.sweep(self.host(), remediations);
+        other_mounts::retire_sources(self.host(), &self.sources, is_mountpoint_pod_name, *failpoints, remediations);
+        for name in source_names(&self.sources).into_iter().chain(source_names(&self.mounter_dir)) {
+            // A locked source is being worked on and is no leftover.
             let Some(_held) = self.locks.try_lock(&name) else { continue };
-            if self.tidy(&name) == Some(Retired::Now) {
-                self.repairs.done(ORPHANED_SOURCE_REMOVED, &self.sources.join(&name), &name);
+            let path = self.sources.join(&name);
+            if self.tidy(&name) == Some(RetireOutcome::Unmounted) {
+                self.manager.remediations.record(ORPHANED_SOURCE_REMOVED, &path, &name);
+            } else if let Ok(directory) = SafeDir::open(&self.mounter_dir) {
+                self.manager.adopt(&name, &path, MounterAddress { directory, pod: None }, &name);
             }
         }
     }
+
+    fn host(&self) -> &dyn Host {
+        self.manager.host.as_ref()
+    }
 }
 
-/// Directories that have the form of a source's name; anything else in there is not ours to touch.
-fn names_in(directory: &Path) -> Vec<String> {
+/// Directory entries that have the form of a source's name; others are not ours.
+fn source_names(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
     entries.filter_map(|it| it.ok()?.file_name().into_string().ok()).filter(|it| is_source_name(it)).collect()
 }
 
-fn is_source_name(name: &str) -> bool {
+pub fn is_source_name(name: &str) -> bool {
     name.len() == 56 && name.bytes().all(|it| it.is_ascii_hexdigit())
-}
-
-fn file_name(path: &Path) -> Option<String> {
-    path.file_name()?.to_str().map(str::to_owned)
 }

@@ -1,4 +1,4 @@
-//! How engines are run on a node: one door for publish and unpublish, whatever is behind it.
+//! The strategies: how engines are run on a node, behind one interface.
 
 pub mod daemon;
 pub mod pod;
@@ -15,18 +15,24 @@ use s3csi_core::publish::{AccessType, Publish, RawPublish};
 use self::daemon::Daemon;
 use self::pod::MountpointPods;
 use self::systemd::SystemdUnits;
+use super::bind;
 use super::error::{PublishError, UnpublishError};
-use super::phases::{Phase, Phases};
-use super::teller::Mounted;
+use super::failpoints::Failpoint;
+use super::held_mounts::HeldMounts;
+use super::reporter::MountOutcome;
+use super::source::{Mounter, SourceManager, SourceSpec};
+use super::timing::{CallPhase, CallTimer};
 use crate::systemd::Limits;
 
-/// What a publish found and did.
+/// The result of a publish.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Done {
-    pub mounted: Mounted,
-    /// Who serves it, if that serves others, too.
+pub struct PublishOutcome {
+    pub mounted: MountOutcome,
+    /// The name of its source, if it can be shared.
     pub source: Option<String>,
 }
+
+pub type PublishResult = Result<PublishOutcome, PublishError>;
 
 pub enum Strategy {
     Pod(Box<MountpointPods>),
@@ -35,42 +41,48 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// What was understood of a request, and the request itself: what else it asks for depends on who runs the engine.
+    /// `publish` is the parsed request; from `raw` each strategy parses the attributes that only it supports.
     pub fn publish(
         &self,
         mut publish: Publish,
         raw: &RawPublish<'_>,
         deadline: Instant,
-        phases: &Phases,
-    ) -> Result<Done, PublishError> {
+        timer: &CallTimer,
+    ) -> PublishResult {
         let limits = ResourceLimits::parse(raw.volume_context).map_err(|cause| PublishError::Limits { cause })?;
         match self {
             Self::Pod(pods) => {
-                // The controller gave its container the limits, and a volume for the cache: the engine must be told of that.
+                // The controller set the limits of the container and its cache volume; the engine must use the same.
                 PodShape::parse(raw.volume_context, mount_options(raw))
                     .and_then(|it| it.set_cache_options(&mut publish.arguments))
                     .map_err(|cause| PublishError::Shape { cause })?;
-                pods.publish(&publish, deadline, phases)
+                pods.publish(&publish, deadline, timer)
             }
-            // One mounter runs all engines of the node: its own limits hold for all of them together.
-            Self::Daemon(daemon) => daemon.publish(&publish, deadline, phases),
+            // The limits of the mounter's own container apply to all engines together.
+            Self::Daemon(daemon) => daemon.publish(&publish, deadline, timer),
             Self::Systemd(units) => {
                 let ResourceLimits { memory_bytes, cpu_millis, tasks } = limits;
-                units.publish(&publish, Limits { memory_bytes, cpu_millis, tasks }, deadline, phases)
+                units.publish(&publish, Limits { memory_bytes, cpu_millis, tasks }, deadline, timer)
             }
         }
     }
 
-    pub fn unpublish(&self, target: &Path, deadline: Instant, phases: &Phases) -> Result<(), UnpublishError> {
+    pub fn unpublish(
+        &self,
+        volume_id: &str,
+        target: &Path,
+        deadline: Instant,
+        timer: &CallTimer,
+    ) -> Result<(), UnpublishError> {
         match self {
-            Self::Pod(pods) => phases.time(Phase::Unmount, || pods.unpublish(target)),
-            Self::Daemon(daemon) => daemon.unpublish(target, deadline, phases),
-            Self::Systemd(units) => phases.time(Phase::Unmount, || units.unpublish(target, deadline)),
+            Self::Pod(pods) => timer.time(CallPhase::Unmount, || pods.unpublish(volume_id, target)),
+            Self::Daemon(daemon) => daemon.unpublish(volume_id, target, deadline, timer),
+            Self::Systemd(units) => timer.time(CallPhase::Unmount, || units.unpublish(target, deadline)),
         }
     }
 
-    /// Who serves a source, for people.
-    pub fn server(&self, source: Option<&str>) -> String {
+    /// Describes who serves a source, for Events.
+    pub fn describe_server(&self, source: Option<&str>) -> String {
         match (self, source) {
             (Self::Pod(_), Some(pod)) => format!("Mountpoint Pod {pod}"),
             (Self::Daemon(_), Some(_)) => "the mounter of this node".to_owned(),
@@ -78,7 +90,16 @@ impl Strategy {
         }
     }
 
-    /// Takes away, now and then, what a crash left behind.
+    /// The mounts that outlive their mounter; units have none.
+    pub fn held_mounts(&self) -> Option<&HeldMounts> {
+        match self {
+            Self::Pod(pods) => Some(&pods.manager.held_mounts),
+            Self::Daemon(daemon) => Some(&daemon.manager.held_mounts),
+            Self::Systemd(_) => None,
+        }
+    }
+
+    /// Removes what a crash left behind.
     pub fn sweep(&self) {
         match self {
             Self::Pod(pods) => pods.sweep(),
@@ -87,13 +108,37 @@ impl Strategy {
         }
     }
 
-    /// Completes when a sweep is wanted earlier than usual.
-    pub async fn asked_to_sweep(&self) {
+    /// Completes when a sweep is due before its period.
+    pub async fn sweep_requested(&self) {
         match self {
-            Self::Pod(pods) => pods.assignments.woken().await,
+            Self::Pod(pods) => pods.assignments.sweep_requested().await,
             Self::Daemon(_) | Self::Systemd(_) => std::future::pending().await,
         }
     }
+}
+
+/// Ensures the source and its bind mount at the target. `log_hint` is where a failure is explained.
+fn mount_and_bind(
+    manager: &SourceManager,
+    publish: &Publish,
+    source: (&SourceSpec, &Mounter),
+    log_hint: String,
+    deadline: Instant,
+    timer: &CallTimer,
+) -> Result<MountOutcome, PublishError> {
+    let (spec, mounter) = source;
+    let target = publish.target.path();
+    let ensured = timer.time(CallPhase::Source, || manager.ensure(spec, mounter, deadline));
+    let device = ensured.map_err(|cause| PublishError::Source {
+        bucket: publish.bucket.to_string(),
+        target: target.to_owned(),
+        hint: log_hint,
+        cause,
+    })?;
+    manager.failpoints.hit(Failpoint::Served);
+    timer.time(CallPhase::Bind, || {
+        bind::ensure(manager.host.as_ref(), &spec.path, device, target, publish.access, deadline)
+    })
 }
 
 fn mount_options<'a>(raw: &RawPublish<'a>) -> &'a [String] {

@@ -1,4 +1,6 @@
-//! What can go wrong with a unit, in words that say what to do next.
+//! Errors of units; their messages say what to do next.
+
+use s3csi_handoff::EngineFailure;
 
 use crate::host::HostError;
 use crate::systemd::{Ended, SystemdError};
@@ -11,22 +13,24 @@ pub enum UnitError {
         cause: SystemdError,
     },
 
-    #[error("the engine failed: {words} (unit {unit}: {ended}); see: journalctl -u {unit}")]
-    Engine { unit: String, words: String, ended: Ended },
+    #[error("the engine failed: {} (unit {unit}: {ended}); see: journalctl -u {unit}", .failure.message)]
+    Engine { unit: String, failure: EngineFailure, ended: Ended },
 
     #[error("unit {unit} runs, but its mount does not answer; see: systemctl status {unit}")]
     NoAnswer { unit: String },
 
-    #[error("systemd was reloaded while unit {unit} started and may have changed its arguments; it is started again")]
+    #[error(
+        "systemd was reloaded while unit {unit} started and may have changed its arguments; it will be started again"
+    )]
     Reloaded { unit: String },
 
     #[error("the mount is in use by {holders}; see who holds it with: fuser -vm")]
     InUse { holders: String },
 
-    #[error("umount failed: {words}")]
-    Umount { words: String },
+    #[error("umount failed: {error}")]
+    Umount { error: String },
 
-    #[error("the host cannot be looked at")]
+    #[error("failed to read the state of the host")]
     Host {
         #[source]
         cause: HostError,

@@ -1,17 +1,19 @@
-//! Units of ours: how they are named, which there are, and for which target each of them works.
+//! Our units: their names, their targets, and a cache of their commands.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use crate::systemd::{ActiveState, Systemd, SystemdError, UnitCommand, random_uuid};
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::systemd::{ActiveState, Systemd, SystemdError, UnitCommand};
 
 const PREFIX: &str = "mount-s3-";
 const UMOUNT_PREFIX: &str = "mount-s3-umount-";
 const PATTERN: &str = "mount-s3-*.service";
 
-/// A unit that serves, served or will serve a target.
+/// A unit for a target, in any state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unit {
     pub name: String,
@@ -21,28 +23,26 @@ pub struct Unit {
     pub command: UnitCommand,
 }
 
-/// What units run cannot change, so it is asked for once. It is also what is known of a unit after its end.
+/// The commands of units, which never change. Also what is left of a unit after its end.
 #[derive(Debug, Default)]
-pub struct Known(Mutex<HashMap<String, Facts>>);
+pub struct UnitCache(Mutex<HashMap<String, CachedUnit>>);
 
 #[derive(Debug)]
-struct Facts {
+struct CachedUnit {
     command: UnitCommand,
-    /// How many engines it was heard to have had.
+    /// How many engines it has reported so far.
     engines: u64,
 }
 
-pub fn mount_unit_name() -> Result<String, SystemdError> {
-    let uuid = random_uuid().map_err(|cause| SystemdError::Random { cause })?;
-    Ok(format!("{PREFIX}{}-{uuid}.service", env!("CARGO_PKG_VERSION")))
+pub fn mount_unit_name() -> String {
+    format!("{PREFIX}{}-{}.service", env!("CARGO_PKG_VERSION"), Uuid::new_v4())
 }
 
-pub fn umount_unit_name() -> Result<String, SystemdError> {
-    let uuid = random_uuid().map_err(|cause| SystemdError::Random { cause })?;
-    Ok(format!("{UMOUNT_PREFIX}{uuid}.service"))
+pub fn umount_unit_name() -> String {
+    format!("{UMOUNT_PREFIX}{}.service", Uuid::new_v4())
 }
 
-/// Whether a unit of this name serves a mount, ours or a predecessor's.
+/// Whether a unit of this name serves a mount, in any version of the driver.
 pub fn is_mount_unit(name: &str) -> bool {
     name.starts_with(PREFIX) && !name.starts_with(UMOUNT_PREFIX) && name.ends_with(".service")
 }
@@ -52,32 +52,32 @@ pub fn target_of(command: &UnitCommand) -> Option<&Path> {
     command.command.last().map(Path::new).filter(|it| it.is_absolute())
 }
 
-impl Known {
+impl UnitCache {
     pub fn insert(&self, unit: &str, command: UnitCommand) {
-        self.map().insert(unit.to_owned(), Facts { command, engines: 1 });
+        self.0.lock().insert(unit.to_owned(), CachedUnit { command, engines: 1 });
     }
 
-    /// Whether this number of engines was not heard of before. systemd repeats what a unit says whenever something else changes.
-    pub fn is_news(&self, unit: &str, engines: u64) -> bool {
-        let mut map = self.map();
-        let Some(facts) = map.get_mut(unit).filter(|it| it.engines < engines) else { return false };
-        facts.engines = engines;
+    /// Whether this number of engines is new. systemd repeats the status text whenever another property changes.
+    pub fn is_new_engine(&self, unit: &str, engines: u64) -> bool {
+        let mut map = self.0.lock();
+        let Some(cached) = map.get_mut(unit).filter(|it| it.engines < engines) else { return false };
+        cached.engines = engines;
         true
     }
 
     pub fn get(&self, unit: &str) -> Option<UnitCommand> {
-        self.map().get(unit).map(|it| it.command.clone())
+        self.0.lock().get(unit).map(|it| it.command.clone())
     }
 
     pub fn forget(&self, unit: &str) {
-        self.map().remove(unit);
+        self.0.lock().remove(unit);
     }
 
     pub fn names(&self) -> Vec<String> {
-        self.map().keys().cloned().collect()
+        self.0.lock().keys().cloned().collect()
     }
 
-    /// Every unit that works for a target beneath kubelet's directory.
+    /// Every unit whose target is beneath kubelet's directory.
     pub fn list(&self, systemd: &Systemd, kubelet: &Path, deadline: Instant) -> Result<Vec<Unit>, SystemdError> {
         let mut units = Vec::new();
         for row in systemd.list(PATTERN, deadline)? {
@@ -86,7 +86,7 @@ impl Known {
             }
             let command = match self.get(&row.name) {
                 Some(command) => command,
-                // It may have ended since it was listed.
+                // It may have ended meanwhile.
                 None => match systemd.command(&row.name, deadline)? {
                     Some(command) => {
                         self.insert(&row.name, command.clone());
@@ -102,10 +102,6 @@ impl Known {
         }
         Ok(units)
     }
-
-    fn map(&self) -> MutexGuard<'_, HashMap<String, Facts>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[cfg(test)]
@@ -114,9 +110,9 @@ mod tests {
 
     #[test]
     fn names_tell_mounts_from_unmounts() {
-        assert!(is_mount_unit(&mount_unit_name().unwrap()));
+        assert!(is_mount_unit(&mount_unit_name()));
         assert!(is_mount_unit("mount-s3-v1.12.0-a1b2c3d4-e5f6-7890-abcd-ef1234567890.service"));
-        assert!(!is_mount_unit(&umount_unit_name().unwrap()));
+        assert!(!is_mount_unit(&umount_unit_name()));
         assert!(!is_mount_unit("mount-s3.service"));
         assert!(!is_mount_unit("mount-s3-x.mount"));
     }

@@ -1,4 +1,4 @@
-//! What an engine is told, whoever runs it: whose keys it has, which options are passed on, its whole environment.
+//! The configuration of an engine, for every strategy: its keys, its arguments, its environment.
 
 use std::path::Path;
 
@@ -12,24 +12,24 @@ use super::error::PublishError;
 use crate::credentials;
 use crate::host::FuseOptions;
 
-/// What holds for all engines of this node.
-#[derive(Debug)]
-pub struct Orders {
+/// The settings that all engines of this node share.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
     pub settings: DriverSettings,
     pub driver_keys: Option<Keys>,
     pub kubernetes_version: Option<String>,
 }
 
-/// What one engine is told.
+/// The command line and environment of one engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Order {
+pub struct EngineCommand {
     /// Rendered and sorted, without bucket and mount point.
     pub arguments: Vec<String>,
-    /// `KEY=VALUE` each; nothing else is inherited.
+    /// `KEY=VALUE` each; the engine inherits nothing else.
     pub environment: Vec<String>,
 }
 
-impl Orders {
+impl EngineConfig {
     pub fn keys<'a>(&'a self, publish: &'a Publish) -> Result<&'a Keys, PublishError> {
         match &publish.identity {
             Identity::Secret(keys) => Ok(keys),
@@ -40,9 +40,9 @@ impl Orders {
         }
     }
 
-    /// `view` is the directory above the credentials, as the engine sees it. Wrong options are an error, and forbidden
-    /// ones are left out with a line in the log.
-    pub fn order(&self, publish: &Publish, view: &Path) -> Result<Order, PublishError> {
+    /// `view` is the parent of the credentials directory, as the engine sees it. Invalid options are an error; forbidden
+    /// ones are left out and logged.
+    pub fn command(&self, publish: &Publish, view: &Path) -> Result<EngineCommand, PublishError> {
         let agent = user_agent(
             env!("CARGO_PKG_VERSION"),
             publish.identity.source().as_str(),
@@ -52,7 +52,7 @@ impl Orders {
             .map_err(|cause| PublishError::Options { bucket: publish.bucket.to_string(), cause })?;
         for removed in &applied.removed {
             let (option, reason) = (&removed.option, removed.reason);
-            tracing::warn!(volume = %publish.volume_id, option, reason, "mount option not passed on");
+            tracing::warn!(volume = %publish.volume_id, option, reason, "mount option ignored");
         }
         let mut settings = self.settings.clone();
         if let Some(endpoint) = &publish.endpoint {
@@ -60,14 +60,14 @@ impl Orders {
         }
         let (config, credentials) = credentials::paths(view);
         let profile = ProfilePaths { config: &config, credentials: &credentials };
-        Ok(Order {
+        Ok(EngineCommand {
             arguments: applied.arguments.render(),
             environment: engine_environment(&settings, profile, &applied.environment),
         })
     }
 }
 
-/// How the FUSE connection of a volume is mounted.
+/// The FUSE mount options of a volume.
 pub fn fuse_options(publish: &Publish) -> FuseOptions {
     let allow_other = publish.arguments.has("--allow-other") || publish.arguments.has("--allow-root");
     FuseOptions { access: publish.volume_access, allow_other }
