@@ -1,4 +1,4 @@
-//! Puts a program in a place so that whoever starts it gets the old or the whole new one, also after a power failure.
+//! Installs a program atomically: a start at any time, also after a power failure, runs the old or the complete new version.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -7,52 +7,45 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, thiserror::Error)]
 pub enum InstallError {
-    #[error("failed to open the program {path:?}")]
-    Open {
-        path: PathBuf,
-        #[source]
-        cause: io::Error,
-    },
-
     #[error("{path:?} is not a file")]
     NotAFile { path: PathBuf },
 
-    #[error("failed to create directory {path:?}")]
-    Directory {
-        path: PathBuf,
-        #[source]
-        cause: io::Error,
-    },
-
-    #[error("failed to write {path:?}")]
-    Write {
+    #[error("failed to {action} {path:?}")]
+    Io {
+        action: &'static str,
         path: PathBuf,
         #[source]
         cause: io::Error,
     },
 }
 
+impl InstallError {
+    /// An error constructor for `map_err`.
+    fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Self {
+        move |cause| Self::Io { action, path: path.to_owned(), cause }
+    }
+}
+
 const MODE: u32 = 0o755;
 
-/// Copies `program` into `directory` under this name. Answers where it is now.
+/// Copies `program` into `directory` under this name and returns its path.
 pub fn engine(program: &Path, directory: &Path, name: &str) -> Result<PathBuf, InstallError> {
-    let unreadable = |cause| InstallError::Open { path: program.to_owned(), cause };
-    let mut source = File::open(program).map_err(unreadable)?;
-    if !source.metadata().map_err(unreadable)?.is_file() {
+    let mut source = File::open(program).map_err(InstallError::io("open", program))?;
+    if !source.metadata().map_err(InstallError::io("open", program))?.is_file() {
         return Err(InstallError::NotAFile { path: program.to_owned() });
     }
-    fs::create_dir_all(directory).map_err(|cause| InstallError::Directory { path: directory.to_owned(), cause })?;
+    fs::create_dir_all(directory).map_err(InstallError::io("create directory", directory))?;
     let target = directory.join(name);
-    // One name for all attempts: what a killed one left is overwritten by the next.
+    // The same name for all attempts, so that a leftover of a crash is overwritten.
     let temporary = directory.join(format!(".{name}.new"));
     let written = write(&mut source, &temporary).and_then(|()| fs::rename(&temporary, &target));
     if let Err(cause) = written {
-        // Best effort: the first error is the one to tell.
+        // Best effort: the first error is the one to report.
         let _ = fs::remove_file(&temporary);
-        return Err(InstallError::Write { path: target, cause });
+        return Err(InstallError::io("write", &target)(cause));
     }
     let synced = File::open(directory).and_then(|it| it.sync_all());
-    synced.map_err(|cause| InstallError::Write { path: target.clone(), cause })?;
+    synced.map_err(InstallError::io("write", &target))?;
     Ok(target)
 }
 
@@ -63,7 +56,7 @@ fn write(source: &mut File, path: &Path) -> io::Result<()> {
     }
     let mut file = File::options().write(true).create_new(true).open(path)?;
     io::copy(source, &mut file)?;
-    // Whatever the umask is.
+    // Independent of the umask.
     file.set_permissions(Permissions::from_mode(MODE))?;
     file.sync_all()
 }
@@ -80,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_there_executable_and_alone() {
+    fn the_program_is_installed_executable_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
         let program = directory.path().join("program");
         fs::write(&program, "new").unwrap();
@@ -93,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_runs_is_replaced_and_a_leftover_of_a_crash_too() {
+    fn a_running_program_and_a_leftover_of_a_crash_are_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let bin = directory.path().join("bin");
         let installed = engine(Path::new("/bin/sleep"), &bin, "mount-s3").unwrap();
@@ -113,10 +106,16 @@ mod tests {
         // A directory in the program's place cannot be renamed over.
         fs::create_dir_all(bin.join("mount-s3/x")).unwrap();
         let error = engine(Path::new("/bin/true"), &bin, "mount-s3").unwrap_err();
-        assert!(matches!(&error, InstallError::Write { path, .. } if *path == bin.join("mount-s3")), "{error}");
+        assert!(
+            matches!(&error, InstallError::Io { action: "write", path, .. } if *path == bin.join("mount-s3")),
+            "{error}"
+        );
         assert_eq!(names(&bin), ["mount-s3"]);
         assert!(matches!(engine(&bin, &bin, "x"), Err(InstallError::NotAFile { .. })));
-        assert!(matches!(engine(&directory.path().join("no"), &bin, "x"), Err(InstallError::Open { .. })));
+        assert!(matches!(
+            engine(&directory.path().join("no"), &bin, "x"),
+            Err(InstallError::Io { action: "open", .. })
+        ));
         assert_eq!(names(&bin), ["mount-s3"]);
     }
 }

@@ -8,18 +8,21 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use s3csi_core::publish::SingleNodeVolumes;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::kubernetes::KubernetesArgs;
+use super::log::LogArgs;
+use super::mountpoint_resources::MountpointResourcesArgs;
 use super::provisioning::ProvisioningArgs;
-use super::{LogFormat, Strategy, asked_to_stop, start_log};
-use crate::controller::names::Names;
+use super::{Strategy, shutdown_signal};
+use crate::api::MetadataKeys;
+use crate::controller::failpoints::{Failpoint, Failpoints};
 use crate::controller::pod::PodSettings;
-use crate::controller::steps::{Step, Steps};
-use crate::controller::{self, Candidacy, Settings, Vitals};
-use crate::csi::provisioning::Provisioning;
+use crate::controller::{self, ControllerConfig, Health, LeaderElectionConfig};
+use crate::csi::provisioning::ProvisioningServer;
 use crate::metrics::ControllerMetrics;
 use crate::{csi, health};
 
@@ -45,6 +48,9 @@ pub struct ControllerArgs {
 
     #[command(flatten)]
     provisioning: ProvisioningArgs,
+
+    #[command(flatten)]
+    mountpoint_resources: MountpointResourcesArgs,
 
     /// How engines are run on the nodes. Only strategy pod needs work in the cluster for that; with the others, this program
     /// does nothing but what comes to its CSI socket.
@@ -75,6 +81,16 @@ pub struct ControllerArgs {
     #[arg(long, env = "MOUNTPOINT_CONTAINER_COMMAND", value_name = "PATH", default_value = "/bin/s3csi-mounter")]
     mountpoint_container_command: String,
 
+    /// Arguments of the mounter in Mountpoint Pods, separated by commas.
+    #[arg(
+        long,
+        env = "MOUNTER_ARGUMENTS",
+        value_name = "ARGUMENTS",
+        value_delimiter = ',',
+        allow_hyphen_values = true
+    )]
+    mounter_arguments: Vec<String>,
+
     /// Version of the engine in the image, for a label [default: the driver's own]
     #[arg(long, env = "MOUNTPOINT_VERSION", value_name = "VERSION")]
     mountpoint_version: Option<String>,
@@ -99,7 +115,7 @@ pub struct ControllerArgs {
     #[arg(long, env = "POD_NAMESPACE", value_name = "NAMESPACE")]
     lease_namespace: Option<String>,
 
-    /// How long a Lease lasts that nobody renews.
+    /// Time after which a Lease that is not renewed expires.
     #[arg(long, value_name = "SECONDS", default_value = "15")]
     lease_duration: NonZeroU64,
 
@@ -111,29 +127,30 @@ pub struct ControllerArgs {
     #[arg(long, value_name = "NUMBER", default_value = "8")]
     workers: NonZeroUsize,
 
+    /// How many Mountpoint Pods of a node are replaced at the same time when the driver was upgraded; 0: none, they keep their
+    /// version until they are not used any more.
+    #[arg(long, env = "UPGRADES_PER_NODE", value_name = "NUMBER", default_value = "1")]
+    upgrades_per_node: usize,
+
     /// Where to serve /healthz, /readyz and /metrics; without it there are none.
     #[arg(long, value_name = "ADDRESS:PORT")]
     health_address: Option<SocketAddr>,
 
-    /// Log lines as text or as JSON objects.
-    #[arg(long, value_enum, default_value = "text")]
-    log_format: LogFormat,
-
-    /// Verbosity; from 4 on debug messages are shown.
-    #[arg(long, short, value_name = "LEVEL", default_value_t = 2)]
-    v: u8,
+    #[command(flatten)]
+    log: LogArgs,
 
     /// For tests of crashes: end right after the first call of this kind.
     #[arg(long, hide = true, value_enum, value_name = "STEP")]
-    stop_after: Option<Step>,
+    stop_after: Option<Failpoint>,
 }
 
 impl ControllerArgs {
     pub fn run(self) -> anyhow::Result<()> {
-        // No `..`: a flag nobody uses does not compile.
+        // No `..`: an unused flag does not compile.
         let Self {
             kubernetes,
             provisioning,
+            mountpoint_resources,
             strategy,
             driver_name,
             mountpoint_namespace,
@@ -141,6 +158,7 @@ impl ControllerArgs {
             mountpoint_image_pull_policy,
             mountpoint_image_pull_secrets,
             mountpoint_container_command,
+            mounter_arguments,
             mountpoint_version,
             mountpoint_priority_class_name,
             tls_ca_cert_configmap,
@@ -150,12 +168,12 @@ impl ControllerArgs {
             lease_duration,
             identity,
             workers,
+            upgrades_per_node,
             health_address,
-            log_format,
-            v,
+            log,
             stop_after,
         } = self;
-        start_log(log_format, v);
+        log.start();
         let gives_pods = strategy == Strategy::Pod;
         check_purpose(strategy, &provisioning, &mountpoint_image)?;
         let driver_version = env!("CARGO_PKG_VERSION").to_owned();
@@ -167,20 +185,21 @@ impl ControllerArgs {
             .context("failed to start the async runtime")?;
         runtime.block_on(async {
             let metrics = Arc::new(ControllerMetrics::new());
-            let stopping = Stopping::new(asked_to_stop()?);
-            let volumes = provisioning.server(&driver_name)?;
+            let stopping = Stopping::new(shutdown_signal()?);
+            let single_node = if gives_pods { SingleNodeVolumes::Enforced } else { SingleNodeVolumes::Refused };
+            let volumes = provisioning.server(&driver_name, single_node)?;
             let socket = volumes.as_ref().map(|it| it.socket.clone());
-            let vitals = gives_pods.then(|| Arc::new(Vitals::new(metrics.clone())));
+            let health = gives_pods.then(|| Arc::new(Health::new(metrics.clone())));
             if let Some(address) = health_address {
-                serve_health(address, metrics.clone(), vitals.clone(), socket).await?;
+                serve_health(address, metrics.clone(), health.clone(), socket).await?;
             }
             let volumes = serve_volumes(volumes, stopping.asked());
-            let Some(vitals) = vitals else {
+            let Some(health) = health else {
                 return volumes.await;
             };
             let pods = async {
                 let client = kubernetes.client(metrics.api()).await?;
-                let candidacy = (leader_election == LeaderElection::On).then(|| Candidacy {
+                let election_config = (leader_election == LeaderElection::On).then(|| LeaderElectionConfig {
                     namespace: set(lease_namespace).unwrap_or_else(|| client.default_namespace().to_owned()),
                     lease: lease_name,
                     identity: identity.clone(),
@@ -191,9 +210,9 @@ impl ControllerArgs {
                     platform = controller::platform(&client) => platform,
                     () = &mut shutdown => return Ok(()),
                 };
-                let settings = Settings {
+                let settings = ControllerConfig {
                     pods: PodSettings {
-                        names: Names::new(&driver_name),
+                        keys: MetadataKeys::new(&driver_name),
                         namespace: mountpoint_namespace,
                         image: mountpoint_image,
                         image_pull_policy: set(mountpoint_image_pull_policy),
@@ -202,16 +221,19 @@ impl ControllerArgs {
                             .filter(|it| !it.is_empty())
                             .collect(),
                         command: mountpoint_container_command,
+                        mounter_arguments: mounter_arguments.into_iter().filter(|it| !it.is_empty()).collect(),
                         priority_class: set(mountpoint_priority_class_name),
                         mountpoint_version: set(mountpoint_version).unwrap_or_else(|| driver_version.clone()),
                         driver_version,
                         ca_config_map: set(tls_ca_cert_configmap),
+                        default_resources: mountpoint_resources.defaults(),
                         platform,
                     },
                     identity,
-                    candidacy,
+                    leader_election: election_config,
                     workers,
-                    steps: Steps::stop_after(stop_after),
+                    upgrades_per_node,
+                    failpoints: Failpoints::stop_after(stop_after),
                 };
                 tracing::info!(
                     driver = driver_name,
@@ -219,7 +241,7 @@ impl ControllerArgs {
                     identity = settings.identity,
                     "controller started"
                 );
-                controller::run(client, settings, vitals, shutdown).await;
+                controller::run(client, settings, health, shutdown).await;
                 tracing::info!("stopped");
                 Ok(())
             };
@@ -243,7 +265,10 @@ fn check_purpose(strategy: Strategy, provisioning: &ProvisioningArgs, image: &st
     Ok(())
 }
 
-async fn serve_volumes(volumes: Option<Provisioning>, shutdown: impl Future<Output = ()> + Send) -> anyhow::Result<()> {
+async fn serve_volumes(
+    volumes: Option<ProvisioningServer>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> anyhow::Result<()> {
     match volumes {
         Some(volumes) => volumes.run(shutdown).await,
         None => Ok(()),
@@ -271,11 +296,11 @@ impl Stopping {
     }
 }
 
-/// Healthy is whoever does all of its work: Mountpoint Pods, and answers at the CSI socket.
+/// Serves `/healthz` and `/metrics`. Healthy means that the reconciler works and the CSI socket answers, where they are enabled.
 async fn serve_health(
     address: SocketAddr,
     metrics: Arc<ControllerMetrics>,
-    vitals: Option<Arc<Vitals>>,
+    health: Option<Arc<Health>>,
     socket: Option<PathBuf>,
 ) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address)
@@ -283,18 +308,18 @@ async fn serve_health(
         .with_context(|| format!("failed to listen on {address} for /healthz and /metrics"))?;
     let address = listener.local_addr().unwrap_or(address);
     tracing::info!(%address, "serving /healthz, /readyz and /metrics");
-    let measured = vitals.clone();
+    let measured = health.clone();
     let show = move || {
-        if let Some(vitals) = &measured {
-            vitals.measure(Instant::now());
+        if let Some(health) = &measured {
+            health.measure(Instant::now());
         }
         std::future::ready(metrics.render())
     };
     let ask = move |question| {
-        let (vitals, socket) = (vitals.clone(), socket.clone());
+        let (health, socket) = (health.clone(), socket.clone());
         async move {
-            if let Some(vitals) = vitals {
-                vitals.check(question, Instant::now())?;
+            if let Some(health) = health {
+                health.check(question, Instant::now())?;
             }
             match socket {
                 Some(socket) => csi::health::probe(socket).await,
@@ -306,7 +331,7 @@ async fn serve_health(
     Ok(())
 }
 
-/// Charts set variables to nothing where nobody said anything.
+/// The chart sets the variables of unset values to the empty string.
 fn set(text: Option<String>) -> Option<String> {
     text.filter(|it| !it.is_empty())
 }

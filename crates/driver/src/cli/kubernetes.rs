@@ -8,7 +8,7 @@ use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
-use crate::api::count::Count;
+use crate::api::count::CountRequests;
 use crate::metrics::ApiMetrics;
 
 #[derive(Args, Debug)]
@@ -29,7 +29,7 @@ impl KubernetesArgs {
             )?,
         };
         let builder = ClientBuilder::try_from(config).context("failed to prepare the connection to the API server")?;
-        Ok(builder.with_layer(&Count(metrics.clone())).build())
+        Ok(builder.with_layer(&CountRequests(metrics.clone())).build())
     }
 }
 

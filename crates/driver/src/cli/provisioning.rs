@@ -6,12 +6,14 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use clap::Args;
 use s3csi_core::environment::DriverSettings;
+use s3csi_core::provision::is_signing_region;
+use s3csi_core::publish::SingleNodeVolumes;
 
 use super::driver_keys;
-use crate::csi::provisioning::Provisioning;
+use crate::csi::provisioning::ProvisioningServer;
 use crate::csi::server::Endpoint;
-use crate::provision::steps::{Step, Steps};
-use crate::provision::{Certificates, Provisioner};
+use crate::provision::failpoints::{Failpoint, Failpoints};
+use crate::provision::{Provisioner, TrustedCertificates};
 
 #[derive(Args, Debug)]
 pub struct ProvisioningArgs {
@@ -33,7 +35,7 @@ pub struct ProvisioningArgs {
 
     /// For tests of crashes: end right after the first change of this kind in the store.
     #[arg(long, hide = true, value_enum, value_name = "STEP")]
-    stop_after_change: Option<Step>,
+    stop_after_change: Option<Failpoint>,
 }
 
 impl ProvisioningArgs {
@@ -41,8 +43,12 @@ impl ProvisioningArgs {
         self.csi_endpoint.as_deref().is_some_and(|it| !it.is_empty())
     }
 
-    /// Nothing, if nobody asked for it.
-    pub fn server(self, driver_name: &str) -> anyhow::Result<Option<Provisioning>> {
+    /// None if provisioning is disabled.
+    pub fn server(
+        self,
+        driver_name: &str,
+        single_node: SingleNodeVolumes,
+    ) -> anyhow::Result<Option<ProvisioningServer>> {
         let Self { csi_endpoint, s3_endpoint_url, s3_region, s3_ca_bundle, stop_after_change } = self;
         let Some(endpoint) = csi_endpoint.filter(|it| !it.is_empty()) else {
             return Ok(None);
@@ -51,16 +57,21 @@ impl ProvisioningArgs {
         let endpoint_url = s3_endpoint_url
             .filter(|it| !it.is_empty())
             .context("AWS_ENDPOINT_URL environment variable must be set (or --s3-endpoint-url), for example to http://s3.example.com:8000")?;
+        let s3_region = s3_region.filter(|it| !it.is_empty());
+        anyhow::ensure!(
+            s3_region.as_deref().is_none_or(is_signing_region),
+            "AWS_REGION {s3_region:?} is not the name of a region, such as us-east-1"
+        );
         let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
         let certificates = match s3_ca_bundle.filter(|it| !it.as_os_str().is_empty()) {
-            None => Certificates::default(),
+            None => TrustedCertificates::default(),
             Some(path) => {
                 let unusable = || format!("failed to use the CA bundle {}", path.display());
-                Certificates::from_pem(&std::fs::read(&path).with_context(unusable)?).with_context(unusable)?
+                TrustedCertificates::from_pem(&std::fs::read(&path).with_context(unusable)?).with_context(unusable)?
             }
         };
-        let steps = Steps::stop_after(stop_after_change);
-        let provisioner = Arc::new(Provisioner::new(settings, driver_keys()?, &certificates, steps)?);
-        Ok(Some(Provisioning { driver_name: driver_name.to_owned(), socket, provisioner }))
+        let failpoints = Failpoints::stop_after(stop_after_change);
+        let provisioner = Arc::new(Provisioner::new(settings, driver_keys()?, &certificates, failpoints)?);
+        Ok(Some(ProvisioningServer { driver_name: driver_name.to_owned(), socket, provisioner, single_node }))
     }
 }

@@ -8,14 +8,14 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::{MountFlags, mount};
-use s3csi_driver::host::{Beneath, FilesError, Host as _};
+use s3csi_driver::host::{Host as _, SafeDir, SafeDirError};
 
 use crate::world::{World, check, wait_until};
 
 const TRAPS: [&str; 7] = ["link", "dangling", "loop", "fifo", "device", "directory", "socket"];
 
 /// One of each thing that is not a regular file, and what the links lead to.
-fn hostile(world: &World) -> Beneath {
+fn hostile(world: &World) -> SafeDir {
     let directory = world.directory("hostile");
     fs::write(world.path("outside"), "secret").unwrap();
     symlink("../outside", directory.join("link")).unwrap();
@@ -26,47 +26,47 @@ fn hostile(world: &World) -> Beneath {
     mknodat(CWD, directory.join("device"), FileType::CharacterDevice, Mode::RUSR | Mode::WUSR, zero).unwrap();
     fs::create_dir(directory.join("directory")).unwrap();
     drop(UnixListener::bind(directory.join("socket")).unwrap());
-    Beneath::open(&directory).unwrap()
+    SafeDir::open(&directory).unwrap()
 }
 
 #[test]
 fn only_regular_files_are_read() {
     check(|world| {
-        let beneath = hostile(world);
+        let dir = hostile(world);
         for name in TRAPS {
-            let read = beneath.read_bounded(name, 100);
-            assert!(matches!(read, Err(FilesError::WrongType { .. })), "{name}: {read:?}");
+            let read = dir.read_bounded(name, 100);
+            assert!(matches!(read, Err(SafeDirError::WrongType { .. })), "{name}: {read:?}");
         }
-        assert_eq!(beneath.read_bounded("missing", 100).unwrap(), None);
-        fs::write(beneath.path().join("file"), "content").unwrap();
-        assert_eq!(beneath.read_bounded("file", 100).unwrap().unwrap(), b"content");
+        assert_eq!(dir.read_bounded("missing", 100).unwrap(), None);
+        fs::write(dir.path().join("file"), "content").unwrap();
+        assert_eq!(dir.read_bounded("file", 100).unwrap().unwrap(), b"content");
     });
 }
 
 #[test]
 fn an_endless_file_is_read_to_the_limit() {
     check(|world| {
-        let beneath = hostile(world);
-        let file = fs::File::create(beneath.path().join("huge")).unwrap();
+        let dir = hostile(world);
+        let file = fs::File::create(dir.path().join("huge")).unwrap();
         file.set_len(1 << 40).unwrap();
-        assert_eq!(beneath.read_bounded("huge", 1000).unwrap().unwrap(), [0; 1000]);
-        assert_eq!(beneath.read_bounded("huge", 0).unwrap().unwrap(), b"");
+        assert_eq!(dir.read_bounded("huge", 1000).unwrap().unwrap(), [0; 1000]);
+        assert_eq!(dir.read_bounded("huge", 0).unwrap().unwrap(), b"");
     });
 }
 
 #[test]
 fn names_are_one_plain_component() {
     check(|world| {
-        let beneath = hostile(world);
+        let dir = hostile(world);
         for name in ["", ".", "..", "/etc/passwd", "../outside", "directory/file", "nul\0byte"] {
-            assert!(matches!(beneath.read_bounded(name, 1), Err(FilesError::NotAName { .. })), "{name:?}");
-            assert!(matches!(beneath.write_atomic(name, b"", 0o600, None), Err(FilesError::NotAName { .. })));
-            assert!(matches!(beneath.create_empty(name, 0o600), Err(FilesError::NotAName { .. })));
-            assert!(matches!(beneath.make_directory(name, 0o700, None), Err(FilesError::NotAName { .. })));
-            assert!(matches!(beneath.directory(name), Err(FilesError::NotAName { .. })));
-            assert!(matches!(beneath.remove_file(name), Err(FilesError::NotAName { .. })));
-            assert!(matches!(beneath.remove_tree(name), Err(FilesError::NotAName { .. })));
-            assert!(matches!(beneath.connect(name), Err(FilesError::NotAName { .. })));
+            assert!(matches!(dir.read_bounded(name, 1), Err(SafeDirError::InvalidName { .. })), "{name:?}");
+            assert!(matches!(dir.write_atomic(name, b"", 0o600, None), Err(SafeDirError::InvalidName { .. })));
+            assert!(matches!(dir.create_empty(name, 0o600), Err(SafeDirError::InvalidName { .. })));
+            assert!(matches!(dir.make_directory(name, 0o700, None), Err(SafeDirError::InvalidName { .. })));
+            assert!(matches!(dir.directory(name), Err(SafeDirError::InvalidName { .. })));
+            assert!(matches!(dir.remove_file(name), Err(SafeDirError::InvalidName { .. })));
+            assert!(matches!(dir.remove_tree(name), Err(SafeDirError::InvalidName { .. })));
+            assert!(matches!(dir.connect(name), Err(SafeDirError::InvalidName { .. })));
         }
         assert!(world.path("outside").exists());
     });
@@ -75,13 +75,13 @@ fn names_are_one_plain_component() {
 #[test]
 fn a_written_file_replaces_the_name_and_never_what_it_leads_to() {
     check(|world| {
-        let beneath = hostile(world);
+        let dir = hostile(world);
         for name in ["link", "dangling", "loop", "fifo", "device", "socket", "new"] {
-            beneath.write_atomic(name, b"content", 0o640, Some(4242)).unwrap();
-            let found = fs::symlink_metadata(beneath.path().join(name)).unwrap();
+            dir.write_atomic(name, b"content", 0o640, Some(4242)).unwrap();
+            let found = fs::symlink_metadata(dir.path().join(name)).unwrap();
             assert!(found.is_file(), "{name}");
             assert_eq!((found.mode() & 0o7777, found.gid()), (0o640, 4242), "{name}");
-            assert_eq!(beneath.read_bounded(name, 100).unwrap().unwrap(), b"content");
+            assert_eq!(dir.read_bounded(name, 100).unwrap().unwrap(), b"content");
         }
         assert_eq!(fs::read(world.path("outside")).unwrap(), b"secret");
         assert!(!world.path("made-by-us").exists());
@@ -93,18 +93,18 @@ fn a_write_that_fails_leaves_no_temporary_file() {
     check(|world| {
         let small = world.directory("small");
         mount("tmpfs", &small, "tmpfs", MountFlags::empty(), c"size=16k").unwrap();
-        let beneath = Beneath::open(&small).unwrap();
-        beneath.write_atomic("file", b"old", 0o600, None).unwrap();
-        let failed = beneath.write_atomic("file", &vec![0; 100_000], 0o600, None);
-        assert!(matches!(failed, Err(FilesError::Write { .. })), "{failed:?}");
-        assert!(beneath.make_directory("directory", 0o700, None).is_ok());
-        assert!(beneath.write_atomic("directory", b"", 0o600, None).is_err());
+        let dir = SafeDir::open(&small).unwrap();
+        dir.write_atomic("file", b"old", 0o600, None).unwrap();
+        let failed = dir.write_atomic("file", &vec![0; 100_000], 0o600, None);
+        assert!(matches!(failed, Err(SafeDirError::Write { .. })), "{failed:?}");
+        assert!(dir.make_directory("directory", 0o700, None).is_ok());
+        assert!(dir.write_atomic("directory", b"", 0o600, None).is_err());
 
         let mut names: Vec<_> = fs::read_dir(&small).unwrap().map(|it| it.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["directory", "file"]);
-        assert_eq!(beneath.read_bounded("file", 100).unwrap().unwrap(), b"old");
-        drop(beneath);
+        assert_eq!(dir.read_bounded("file", 100).unwrap().unwrap(), b"old");
+        drop(dir);
         world.kernel.unmount(&small).unwrap();
     });
 }
@@ -112,38 +112,38 @@ fn a_write_that_fails_leaves_no_temporary_file() {
 #[test]
 fn a_reader_sees_the_old_or_the_new_content_whole() {
     check(|world| {
-        let beneath = Beneath::open(&world.directory("directory")).unwrap();
+        let dir = SafeDir::open(&world.directory("directory")).unwrap();
         let content = |byte: u8| vec![byte; 10_000];
-        beneath.write_atomic("file", &content(0), 0o600, None).unwrap();
+        dir.write_atomic("file", &content(0), 0o600, None).unwrap();
         std::thread::scope(|scope| {
             for writer in 0..3 {
-                let beneath = &beneath;
+                let dir = &dir;
                 scope.spawn(move || {
                     for _ in 0..100 {
-                        beneath.write_atomic("file", &content(writer), 0o600, None).unwrap();
+                        dir.write_atomic("file", &content(writer), 0o600, None).unwrap();
                     }
                 });
             }
             for _ in 0..300 {
-                let read = beneath.read_bounded("file", 100_000).unwrap().unwrap();
+                let read = dir.read_bounded("file", 100_000).unwrap().unwrap();
                 assert_eq!(read, content(read[0]));
             }
         });
-        assert_eq!(fs::read_dir(beneath.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     });
 }
 
 #[test]
 fn an_empty_file_is_made_once_and_not_through_a_link() {
     check(|world| {
-        let beneath = hostile(world);
+        let dir = hostile(world);
         for name in TRAPS {
-            assert!(matches!(beneath.create_empty(name, 0o640), Err(FilesError::WrongType { .. })), "{name}");
+            assert!(matches!(dir.create_empty(name, 0o640), Err(SafeDirError::WrongType { .. })), "{name}");
         }
         assert!(!world.path("made-by-us").exists());
-        beneath.create_empty("mount.exit", 0o666).unwrap();
-        beneath.create_empty("mount.exit", 0o640).unwrap();
-        let found = fs::metadata(beneath.path().join("mount.exit")).unwrap();
+        dir.create_empty("mount.exit", 0o666).unwrap();
+        dir.create_empty("mount.exit", 0o640).unwrap();
+        let found = fs::metadata(dir.path().join("mount.exit")).unwrap();
         assert_eq!((found.len(), found.mode() & 0o7777), (0, 0o666));
     });
 }
@@ -151,40 +151,40 @@ fn an_empty_file_is_made_once_and_not_through_a_link() {
 #[test]
 fn directories_have_exactly_this_mode_and_group_and_are_no_links() {
     check(|world| {
-        let beneath = hostile(world);
-        symlink("directory", beneath.path().join("link-to-directory")).unwrap();
+        let dir = hostile(world);
+        symlink("directory", dir.path().join("link-to-directory")).unwrap();
         for name in ["link-to-directory", "link", "dangling", "fifo", "device", "socket"] {
-            let made = beneath.make_directory(name, 0o700, None);
-            assert!(matches!(made, Err(FilesError::WrongType { .. })), "{name}: {made:?}");
+            let made = dir.make_directory(name, 0o700, None);
+            assert!(matches!(made, Err(SafeDirError::WrongType { .. })), "{name}: {made:?}");
         }
         for name in ["new", "new", "directory"] {
-            let made = beneath.make_directory(name, 0o2770, Some(4242)).unwrap();
+            let made = dir.make_directory(name, 0o2770, Some(4242)).unwrap();
             let found = fs::metadata(made.path()).unwrap();
             assert_eq!((found.mode() & 0o7777, found.gid()), (0o2770, 4242), "{name}");
             assert_eq!(made.group().unwrap(), 4242);
             made.write_atomic("file", b"", 0o600, None).unwrap();
         }
-        assert_eq!(fs::metadata(beneath.path().join("new/file")).unwrap().gid(), 4242);
+        assert_eq!(fs::metadata(dir.path().join("new/file")).unwrap().gid(), 4242);
     });
 }
 
 #[test]
 fn the_directory_itself_must_not_be_a_link() {
     check(|world| {
-        let beneath = hostile(world);
-        symlink(beneath.path(), world.path("alias")).unwrap();
-        assert!(matches!(Beneath::open(&world.path("alias")), Err(FilesError::Open { .. })));
-        assert!(matches!(Beneath::open(&world.path("outside")), Err(FilesError::Open { .. })));
+        let dir = hostile(world);
+        symlink(dir.path(), world.path("alias")).unwrap();
+        assert!(matches!(SafeDir::open(&world.path("alias")), Err(SafeDirError::Open { .. })));
+        assert!(matches!(SafeDir::open(&world.path("outside")), Err(SafeDirError::Open { .. })));
     });
 }
 
 #[test]
 fn a_tree_is_removed_without_leaving_it() {
     check(|world| {
-        let beneath = hostile(world);
+        let dir = hostile(world);
         let directory = world.directory("parent");
-        fs::rename(beneath.path(), directory.join("tree")).unwrap();
-        let parent = Beneath::open(&directory).unwrap();
+        fs::rename(dir.path(), directory.join("tree")).unwrap();
+        let parent = SafeDir::open(&directory).unwrap();
         symlink(world.path("outside"), directory.join("link")).unwrap();
         symlink(world.path("kept"), directory.join("tree/link-to-kept")).unwrap();
         fs::write(world.directory("kept").join("file"), "").unwrap();
@@ -200,28 +200,28 @@ fn a_tree_is_removed_without_leaving_it() {
 #[test]
 fn a_tree_that_is_too_deep_or_has_a_mount_in_it_is_refused() {
     check(|world| {
-        let beneath = hostile(world);
-        fs::create_dir_all(beneath.path().join("deep/".repeat(100))).unwrap();
-        assert!(matches!(beneath.remove_tree("deep"), Err(FilesError::Remove { .. })));
+        let dir = hostile(world);
+        fs::create_dir_all(dir.path().join("deep/".repeat(100))).unwrap();
+        assert!(matches!(dir.remove_tree("deep"), Err(SafeDirError::Remove { .. })));
 
         let inside = world.tmpfs("hostile/directory/mount");
         fs::write(inside.join("file"), "").unwrap();
-        assert!(matches!(beneath.remove_tree("directory"), Err(FilesError::Remove { .. })));
+        assert!(matches!(dir.remove_tree("directory"), Err(SafeDirError::Remove { .. })));
         assert!(inside.join("file").exists());
         world.kernel.unmount(&inside).unwrap();
-        beneath.remove_tree("directory").unwrap();
+        dir.remove_tree("directory").unwrap();
     });
 }
 
 #[test]
 fn files_are_removed_and_missing_ones_are_fine() {
     check(|world| {
-        let beneath = hostile(world);
+        let dir = hostile(world);
         for name in ["link", "fifo", "device", "socket", "missing"] {
-            beneath.remove_file(name).unwrap();
+            dir.remove_file(name).unwrap();
         }
         assert!(world.path("outside").exists());
-        assert!(matches!(beneath.remove_file("directory"), Err(FilesError::Remove { .. })));
+        assert!(matches!(dir.remove_file("directory"), Err(SafeDirError::Remove { .. })));
     });
 }
 
@@ -229,9 +229,9 @@ fn files_are_removed_and_missing_ones_are_fine() {
 fn a_socket_is_reached_however_long_its_path_is() {
     check(|world| {
         let directory = world.directory(&"long-".repeat(40));
-        let beneath = Beneath::open(&directory).unwrap();
+        let dir = SafeDir::open(&directory).unwrap();
         let listener = listen(&directory, "mount.sock");
-        let mut client = beneath.connect("mount.sock").unwrap();
+        let mut client = dir.connect("mount.sock").unwrap();
         client.write_all(b"hello").unwrap();
         drop(client);
         let mut received = String::new();
@@ -243,17 +243,17 @@ fn a_socket_is_reached_however_long_its_path_is() {
 #[test]
 fn a_socket_is_not_reached_through_a_link_and_nobody_waits_for_a_dead_one() {
     check(|world| {
-        let beneath = hostile(world);
+        let dir = hostile(world);
         let _listener = listen(&world.directory("elsewhere"), "socket");
-        symlink("../elsewhere/socket", beneath.path().join("link-to-socket")).unwrap();
+        symlink("../elsewhere/socket", dir.path().join("link-to-socket")).unwrap();
         for name in ["link-to-socket", "link", "fifo", "device", "directory"] {
-            let connected = beneath.connect(name);
-            assert!(matches!(connected, Err(FilesError::WrongType { .. })), "{name}: {connected:?}");
+            let connected = dir.connect(name);
+            assert!(matches!(connected, Err(SafeDirError::WrongType { .. })), "{name}: {connected:?}");
         }
         for (name, kind) in [("missing", ErrorKind::NotFound), ("socket", ErrorKind::ConnectionRefused)] {
-            let error = beneath.connect(name).unwrap_err();
-            assert!(error.is_nobody_listening(), "{error:?}");
-            assert!(matches!(error, FilesError::Connect { cause, .. } if cause.kind() == kind));
+            let error = dir.connect(name).unwrap_err();
+            assert!(error.is_not_listening(), "{error:?}");
+            assert!(matches!(error, SafeDirError::Connect { cause, .. } if cause.kind() == kind));
         }
     });
 }
@@ -262,15 +262,15 @@ fn a_socket_is_not_reached_through_a_link_and_nobody_waits_for_a_dead_one() {
 fn a_listener_that_never_accepts_does_not_stop_us() {
     check(|world| {
         let directory = world.directory("directory");
-        let beneath = Beneath::open(&directory).unwrap();
+        let dir = SafeDir::open(&directory).unwrap();
         let _listener = listen(&directory, "mount.sock");
         let mut connected = Vec::new();
-        wait_until("the queue of the listener is full", || match beneath.connect("mount.sock") {
+        wait_until("the queue of the listener is full", || match dir.connect("mount.sock") {
             Ok(stream) => {
                 connected.push(stream);
                 false
             }
-            Err(error) => error.is_nobody_listening(),
+            Err(error) => error.is_not_listening(),
         });
     });
 }
@@ -278,10 +278,10 @@ fn a_listener_that_never_accepts_does_not_stop_us() {
 #[test]
 fn a_directory_that_was_moved_away_is_still_the_same() {
     check(|world| {
-        let beneath = hostile(world);
-        fs::rename(beneath.path(), world.path("moved")).unwrap();
-        symlink("/etc", beneath.path()).unwrap();
-        beneath.write_atomic("file", b"content", 0o600, None).unwrap();
+        let dir = hostile(world);
+        fs::rename(dir.path(), world.path("moved")).unwrap();
+        symlink("/etc", dir.path()).unwrap();
+        dir.write_atomic("file", b"content", 0o600, None).unwrap();
         assert_eq!(fs::read(world.path("moved/file")).unwrap(), b"content");
         assert!(fs::symlink_metadata(world.path("moved/fifo")).unwrap().file_type().is_fifo());
         assert_eq!(fs::metadata(world.path("moved/file")).unwrap().permissions().mode() & 0o7777, 0o600);

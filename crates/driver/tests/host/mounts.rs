@@ -16,6 +16,7 @@ use crate::world::{IMPATIENCE, PATIENCE, WRITABLE, World, check, wait_until};
 
 const NOT_CONNECTED: i32 = 107;
 const ABORTED: i32 = 103;
+const EIO: i32 = 5;
 
 #[test]
 fn a_served_mount_is_alive_as_its_own_device_and_its_bind_too() {
@@ -37,13 +38,13 @@ fn a_served_mount_is_alive_as_its_own_device_and_its_bind_too() {
         assert_eq!(world.kernel.mount_table().unwrap().of_device(mounted.device).count(), 2);
         let setting = format!("/sys/class/bdi/{}/read_ahead_kb", mounted.device);
         assert_eq!(fs::read_to_string(&setting).unwrap(), "128\n");
-        world.kernel.read_far_ahead(mounted.device).unwrap();
+        world.kernel.set_read_ahead(mounted.device).unwrap();
         assert_eq!(fs::read_to_string(&setting).unwrap(), "512\n");
 
         world.kernel.unmount(&target).unwrap();
         world.kernel.unmount(&source).unwrap();
         server.join();
-        assert!(matches!(world.kernel.read_far_ahead(mounted.device), Err(HostError::ReadAhead { .. })));
+        assert!(matches!(world.kernel.set_read_ahead(mounted.device), Err(HostError::ReadAhead { .. })));
     });
 }
 
@@ -296,6 +297,58 @@ fn a_mount_in_use_is_busy_and_unharmed_and_can_be_detached() {
 }
 
 #[test]
+fn a_mount_that_is_hidden_below_another_is_an_error_that_names_it() {
+    check(|world| {
+        let parent = world.directory("parent");
+        let source = world.directory("parent/source");
+        let descriptor = world.kernel.mount_fuse(&source, &WRITABLE).unwrap();
+        mount("tmpfs", &parent, "tmpfs", MountFlags::empty(), None).unwrap();
+        for removed in [world.kernel.unmount(&source), world.kernel.detach(&source)] {
+            assert!(matches!(&removed, Err(HostError::Hidden { at, .. }) if *at == source), "{removed:?}");
+        }
+        // The same where the path still exists.
+        fs::create_dir(&source).unwrap();
+        assert!(matches!(world.kernel.unmount(&source), Err(HostError::Hidden { .. })));
+        world.kernel.unmount(&parent).unwrap();
+        world.kernel.unmount(&source).unwrap();
+        drop(descriptor);
+    });
+}
+
+#[test]
+fn an_error_that_the_server_answers_is_no_death() {
+    check(|world| {
+        let source = world.directory("source");
+        let server = Server::start(world.kernel.mount_fuse(&source, &WRITABLE).unwrap());
+        assert!(matches!(world.probe(&source, PATIENCE), Probe::Alive { .. }));
+        server.answer_with(EIO);
+        assert!(matches!(world.probe(&source, PATIENCE), Probe::Unknown(_)));
+        world.kernel.unmount(&source).unwrap();
+        server.join();
+    });
+}
+
+#[test]
+fn a_server_that_drops_requests_costs_one_thread_however_often_it_is_probed() {
+    check(|world| {
+        let (source, target) = (world.directory("source"), world.directory("target"));
+        let server = Server::start(world.kernel.mount_fuse(&source, &WRITABLE).unwrap());
+        world.kernel.bind(&source, &target, Access::ReadWrite).unwrap();
+        assert!(matches!(world.probe(&source, PATIENCE), Probe::Alive { .. }));
+        server.fall_silent();
+        for path in [&source, &target, &source, &target] {
+            assert!(matches!(world.probe(path, IMPATIENCE), Probe::Hung));
+            assert_eq!(world.kernel.probes_in_flight(), 1);
+        }
+        world.kernel.abort(world.device(&source)).unwrap();
+        wait_until("the thread of the probe returns", || world.kernel.probes_in_flight() == 0);
+        world.kernel.detach(&target).unwrap();
+        world.kernel.detach(&source).unwrap();
+        server.join();
+    });
+}
+
+#[test]
 fn unmounting_nothing_is_no_error() {
     check(|world| {
         let directory = world.directory("directory");
@@ -392,20 +445,27 @@ fn a_mount_that_stays_is_in_every_table_while_others_come_and_go() {
 }
 
 #[test]
-fn hung_probes_of_many_mounts_all_return_after_their_aborts() {
+fn however_many_servers_hang_others_are_probed_and_all_probes_return_after_an_abort() {
+    // More than there were threads for probes, once.
+    const HUNG: usize = 520;
     check(|world| {
-        let sources: Vec<_> = (0..20).map(|it| world.directory(&it.to_string())).collect();
+        let sources: Vec<_> = (0..HUNG).map(|it| world.directory(&it.to_string())).collect();
         let descriptors: Vec<_> = sources.iter().map(|it| world.kernel.mount_fuse(it, &WRITABLE).unwrap()).collect();
+        let healthy = world.directory("healthy");
+        let server = Server::start(world.kernel.mount_fuse(&healthy, &WRITABLE).unwrap());
         thread::scope(|scope| {
             for source in &sources {
                 scope.spawn(|| assert!(matches!(world.probe(source, IMPATIENCE), Probe::Hung)));
             }
         });
-        assert_eq!(world.kernel.probes_in_flight(), sources.len());
+        assert_eq!(world.kernel.probes_in_flight(), HUNG);
+        assert!(matches!(world.probe(&healthy, PATIENCE), Probe::Alive { .. }));
         for source in &sources {
             world.kernel.abort(world.device(source)).unwrap();
             world.kernel.detach(source).unwrap();
         }
+        world.kernel.unmount(&healthy).unwrap();
+        server.join();
         drop(descriptors);
     });
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
 const FORGET: u32 = 2;
@@ -17,6 +17,7 @@ const HEADER_BYTES: usize = 40;
 
 pub struct Server {
     is_silent: Arc<AtomicBool>,
+    error: Arc<AtomicI32>,
     received: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
@@ -24,12 +25,18 @@ pub struct Server {
 impl Server {
     pub fn start(descriptor: OwnedFd) -> Self {
         let is_silent = Arc::new(AtomicBool::new(false));
+        let error = Arc::new(AtomicI32::new(0));
         let received = Arc::new(AtomicU64::new(0));
         let thread = thread::spawn({
-            let (is_silent, received) = (Arc::clone(&is_silent), Arc::clone(&received));
-            move || serve(File::from(descriptor), &is_silent, &received)
+            let (is_silent, error, received) = (Arc::clone(&is_silent), Arc::clone(&error), Arc::clone(&received));
+            move || serve(File::from(descriptor), &is_silent, &error, &received)
         });
-        Self { is_silent, received, thread: Some(thread) }
+        Self { is_silent, error, received, thread: Some(thread) }
+    }
+
+    /// From now on the attributes of the root are an error.
+    pub fn answer_with(&self, errno: i32) {
+        self.error.store(-errno, Ordering::SeqCst);
     }
 
     /// From now on requests are taken and never answered, as by an engine that is stuck in one.
@@ -48,7 +55,7 @@ impl Server {
     }
 }
 
-fn serve(mut connection: File, is_silent: &AtomicBool, received: &AtomicU64) {
+fn serve(mut connection: File, is_silent: &AtomicBool, error: &AtomicI32, received: &AtomicU64) {
     let mut request = vec![0; 1024 * 1024];
     // The kernel answers ENODEV when the connection has ended.
     while let Ok(length) = connection.read(&mut request) {
@@ -62,7 +69,10 @@ fn serve(mut connection: File, is_silent: &AtomicBool, received: &AtomicU64) {
         let (error, body) = match operation {
             FORGET | BATCH_FORGET | INTERRUPT => continue,
             INIT => (0, init()),
-            GETATTR => (0, attributes_of_the_root()),
+            GETATTR => match error.load(Ordering::SeqCst) {
+                0 => (0, attributes_of_the_root()),
+                error => (error, Vec::new()),
+            },
             _ => (NOT_IMPLEMENTED, Vec::new()),
         };
         let mut answer = Vec::new();

@@ -3,40 +3,51 @@
 
 use std::path::Path;
 
-use s3csi_core::mountpoint_pod::PodShape;
-use s3csi_driver::controller::names::Names;
-use s3csi_driver::controller::pod::{Platform, PodOrder, PodSettings, mountpoint_pod};
+use s3csi_core::mountpoint_pod::{DefaultResources, PodShape, Resources};
+use s3csi_driver::api::MetadataKeys;
+use s3csi_driver::controller::pod::{Platform, PodParameters, PodSettings, mountpoint_pod};
 
 fn settings() -> PodSettings {
     PodSettings {
-        names: Names::new("s3.csi.scality.com"),
+        keys: MetadataKeys::new("s3.csi.scality.com"),
         namespace: "mount-s3".to_owned(),
         image: "ghcr.io/example/s3csi:3.0.0".to_owned(),
         image_pull_policy: Some("IfNotPresent".to_owned()),
         image_pull_secrets: Vec::new(),
         command: "/bin/s3csi-mounter".to_owned(),
+        mounter_arguments: Vec::new(),
         priority_class: Some("mount-s3-critical".to_owned()),
         driver_version: "3.0.0".to_owned(),
         mountpoint_version: "1.19.0".to_owned(),
         ca_config_map: None,
+        default_resources: DefaultResources::default(),
         platform: Platform::Kubernetes,
     }
 }
+
+const NAME: &str = "mp-55f7d2331f3149f00d62d7af839d4cee895e1c68a2f0d96ffd359f79";
 
 /// Compares the Pod for a PV with these attributes and options with the file of that name.
 #[track_caller]
 fn check(file: &str, settings: &PodSettings, volume: &str, attributes: &[(&str, &str)], options: &[&str]) {
     let attributes = attributes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
     let options: Vec<String> = options.iter().map(|it| (*it).to_owned()).collect();
-    let order = PodOrder {
-        name: "mp-55f7d2331f3149f00d62d7af839d4cee895e1c68a2f0d96ffd359f79",
+    let order = PodParameters {
+        name: NAME,
+        source: NAME,
+        node_uid: None,
         node: "worker-1",
         workload: &"a4509011-bd2a-4f37-b1b0-05d715087852".parse().unwrap(),
         persistent_volume: &volume.parse().unwrap(),
         volume_id: "a handle, which may be any text/of any length",
         shape: &PodShape::parse(&attributes, &options).unwrap(),
     };
-    let pod = serde_saphyr::to_string(&mountpoint_pod(settings, &order)).unwrap();
+    check_pod(file, settings, &order);
+}
+
+#[track_caller]
+fn check_pod(file: &str, settings: &PodSettings, order: &PodParameters<'_>) {
+    let pod = serde_saphyr::to_string(&mountpoint_pod(settings, order)).unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mountpoint_pod").join(file);
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, &pod).unwrap();
@@ -51,9 +62,31 @@ fn a_plain_volume() {
 }
 
 #[test]
+fn a_pod_that_takes_over_names_its_source_and_its_node_owns_it() {
+    let order = PodParameters {
+        name: "mp-66f7d2331f3149f00d62d7af839d4cee895e1c68a2f0d96ffd359f79",
+        source: NAME,
+        node_uid: Some("11111111-1111-4111-8111-111111111111"),
+        node: "worker-1",
+        workload: &"a4509011-bd2a-4f37-b1b0-05d715087852".parse().unwrap(),
+        persistent_volume: &"test-vol".parse().unwrap(),
+        volume_id: "handle",
+        shape: &PodShape::parse(&std::collections::BTreeMap::new(), &[]).unwrap(),
+    };
+    check_pod("successor.yaml", &settings(), &order);
+}
+
+#[test]
 fn on_openshift_the_cluster_chooses_the_user() {
     let settings = PodSettings { platform: Platform::OpenShift, ..settings() };
     check("openshift.yaml", &settings, "test-vol", &[], &[]);
+}
+
+#[test]
+fn arguments_of_every_mounter() {
+    let mounter_arguments = vec!["--standby=on".to_owned(), "--drain-time=3m".to_owned()];
+    let settings = PodSettings { mounter_arguments, ..settings() };
+    check("mounter-arguments.yaml", &settings, "test-vol", &[("bucketName", "b")], &[]);
 }
 
 #[test]
@@ -66,6 +99,18 @@ fn resources_and_service_account_of_the_volume() {
         ("mountpointPodServiceAccountName", "reader"),
     ];
     check("resources.yaml", &settings(), "test-vol", &attributes, &[]);
+}
+
+#[test]
+fn default_resources_and_a_limit_of_the_volume() {
+    let resources = |cpu: &str, memory: &str| Resources {
+        cpu: (!cpu.is_empty()).then(|| cpu.parse().unwrap()),
+        memory: Some(memory.parse().unwrap()),
+    };
+    let default_resources = DefaultResources { requests: resources("10m", "64Mi"), limits: resources("", "2Gi") };
+    let settings = PodSettings { default_resources, ..settings() };
+    let attributes = [("mountpointContainerResourcesLimitsMemory", "1Gi")];
+    check("default-resources.yaml", &settings, "test-vol", &attributes, &[]);
 }
 
 #[test]

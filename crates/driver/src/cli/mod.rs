@@ -1,0 +1,126 @@
+//! The command line: the only module that reads the environment; it builds everything else.
+
+mod background;
+mod controller;
+mod crd;
+mod directories;
+mod install;
+mod kubernetes;
+mod log;
+mod mountpoint_resources;
+mod node;
+mod provisioning;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand, ValueEnum};
+use s3csi_core::credentials::Keys;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Mounts S3 buckets as Kubernetes volumes.
+#[derive(Parser, Debug)]
+#[command(name = "s3csi", version, propagate_version = true, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Run the node plugin: kubelet calls it to mount and unmount volumes.
+    #[command(after_help = node::EXAMPLE)]
+    Node(Box<node::NodeArgs>),
+
+    /// Run the controller: assigns Mountpoint Pods to workloads (strategy pod) and provisions volumes. One or more per cluster.
+    #[command(after_help = controller::EXAMPLE)]
+    Controller(Box<controller::ControllerArgs>),
+
+    /// Install the engine on the host, for strategy systemd.
+    InstallEngine(install::InstallEngineArgs),
+
+    /// Print the definition of attachments (a `CustomResourceDefinition`), for strategy pod: `s3csi crd | kubectl apply -f -`
+    Crd(crd::CrdArgs),
+}
+
+/// How engines are run on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Strategy {
+    /// Mountpoint Pods run the engines, one Pod for each group of Pods that share a volume. Needs `s3csi controller`.
+    Pod,
+    /// One unprivileged mounter process serves all volumes of the node.
+    Daemon,
+    /// systemd runs one engine per volume and Pod, as a transient unit.
+    Systemd,
+}
+
+impl Strategy {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Pod => "pod",
+            Self::Daemon => "daemon",
+            Self::Systemd => "systemd",
+        }
+    }
+}
+
+impl Cli {
+    pub fn run(self) -> ExitCode {
+        let outcome = match self.command {
+            Command::Node(node) => node.run(),
+            Command::Controller(controller) => controller.run(),
+            Command::InstallEngine(install) => install.run(),
+            Command::Crd(crd) => crd.run(),
+        };
+        match outcome {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                // `{:#}` prints the chain of causes on one line and never a back trace.
+                eprintln!("s3csi: {error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+/// Completes at the first SIGTERM or SIGINT.
+fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()> + Send> {
+    let mut terminate = signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("failed to listen for SIGINT")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => tracing::info!("SIGTERM received, finishing the calls in flight"),
+            _ = interrupt.recv() => tracing::info!("SIGINT received, finishing the calls in flight"),
+        }
+    })
+}
+
+/// The driver's own keys; absent when neither variable is set, an error when only one is.
+fn driver_keys() -> anyhow::Result<Option<Keys>> {
+    let read = |name: &str| match std::env::var_os(name).filter(|it| !it.is_empty()).map(OsString::into_string) {
+        None => Ok(None),
+        Some(Ok(value)) => Ok(Some(value)),
+        Some(Err(_)) => Err(anyhow::anyhow!("environment variable {name} is not valid text")),
+    };
+    let (id, secret, token) = (read("AWS_ACCESS_KEY_ID")?, read("AWS_SECRET_ACCESS_KEY")?, read("AWS_SESSION_TOKEN")?);
+    match (id, secret) {
+        (None, None) => Ok(None),
+        (Some(id), Some(secret)) => {
+            let keys = Keys::driver(&id, &secret, token.as_deref());
+            keys.map(Some).context("the driver's credentials in the environment are invalid")
+        }
+        (Some(_), None) => anyhow::bail!("AWS_ACCESS_KEY_ID is set but AWS_SECRET_ACCESS_KEY is not"),
+        (None, Some(_)) => anyhow::bail!("AWS_SECRET_ACCESS_KEY is set but AWS_ACCESS_KEY_ID is not"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+}
