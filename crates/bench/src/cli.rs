@@ -1,0 +1,67 @@
+//! The command line of `s3csi-bench`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::run::{Options, Thoroughness, run};
+use crate::{controller, data, pod, publish, resume, systemd};
+
+/// Measure, print tables and write them to a document.
+#[derive(Parser)]
+#[command(version)]
+pub struct Cli {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+#[derive(Subcommand)]
+enum Benchmark {
+    /// Latency of publishing and memory of the node's processes, against the engine's own start.
+    Publish(RunArgs),
+    /// Latency of publishing where systemd runs the engines; to be run by scripts/with-systemd.sh.
+    Systemd(RunArgs),
+    /// Latency of publishing where each source has a Mountpoint Pod, against the engine's own start.
+    Pod(RunArgs),
+    /// How soon workloads are given Mountpoint Pods, the load on the API server, and the controller's memory.
+    Controller(RunArgs),
+    /// Throughput, small files and listings, beside s3fs and rclone.
+    Data(RunArgs),
+    /// The pause when an engine dies, against the engine's own start; our FUSE front against the library's.
+    Resume(RunArgs),
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// Small sizes: for trying the harness; the figures mean nothing.
+    #[arg(long)]
+    quick: bool,
+    /// How often everything is measured (publish, systemd, pod: 200, controller: 20, data: 3, resume: 7; fewer with --quick).
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
+    repetitions: Option<u16>,
+    /// The document whose section is replaced.
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+impl Cli {
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.benchmark {
+            Benchmark::Publish(it) => run("publish", &it.options(), publish::measure),
+            Benchmark::Systemd(it) => run("systemd", &it.options(), systemd::measure),
+            Benchmark::Pod(it) => run("pod", &it.options(), pod::measure),
+            Benchmark::Controller(it) => run("controller", &it.options(), controller::measure),
+            Benchmark::Data(it) => run("data", &it.options(), data::measure),
+            Benchmark::Resume(it) => run("resume", &it.options(), resume::measure),
+        }
+    }
+}
+
+impl RunArgs {
+    fn options(self) -> Options {
+        // No `..`: a flag without a use does not compile.
+        let Self { quick, repetitions, output } = self;
+        let thoroughness = if quick { Thoroughness::Quick } else { Thoroughness::Full };
+        Options { thoroughness, repetitions: repetitions.map(usize::from), output }
+    }
+}

@@ -1,0 +1,49 @@
+//! Who may do what: secret keys by access key, and a bucket belongs to one account only.
+
+use std::sync::{Arc, RwLock};
+
+use s3s::access::{S3Access, S3AccessContext};
+use s3s::auth::{S3Auth, SecretKey};
+use s3s::{S3Result, s3_error};
+
+use crate::data::Data;
+
+/// Looks accounts and owners up in the live data, so that both may change while the server runs.
+#[derive(Clone)]
+pub(crate) struct Accounts(pub Arc<RwLock<Data>>);
+
+#[async_trait::async_trait]
+impl S3Auth for Accounts {
+    async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
+        let data = self.0.read().map_err(|_| s3_error!(InternalError))?;
+        let secret = data.accounts.get(access_key).ok_or_else(|| {
+            s3_error!(InvalidAccessKeyId, "The AWS Access Key Id you provided does not exist in our records.")
+        })?;
+        Ok(SecretKey::from(secret.as_str()))
+    }
+}
+
+#[async_trait::async_trait]
+impl S3Access for Accounts {
+    async fn check(&self, context: &mut S3AccessContext<'_>) -> S3Result<()> {
+        let Some(credentials) = context.credentials() else {
+            return Err(s3_error!(AccessDenied, "Access Denied"));
+        };
+        match context.s3_path().get_bucket_name() {
+            // Whether the name is taken is the operation's answer, and a clearer one.
+            Some(_) if context.s3_op().name() == "CreateBucket" => Ok(()),
+            Some(bucket) => self.0.read().map_err(|_| s3_error!(InternalError))?.allow(&credentials.access_key, bucket),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Data {
+    /// A bucket that does not exist is allowed here: the operation knows the better answer.
+    pub fn allow(&self, access_key: &str, bucket: &str) -> S3Result<()> {
+        match self.buckets.get(bucket) {
+            Some(it) if it.owner != access_key => Err(s3_error!(AccessDenied, "Access Denied")),
+            _ => Ok(()),
+        }
+    }
+}
