@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
-use s3csi_testbed::bench::{self, Options, Thoroughness};
+use s3csi_s3_server::store::{Account, Store as _};
+use s3csi_s3_server::{Config, S3Server, Transport};
 use s3csi_testbed::cluster::ControlPlane;
 use s3csi_testbed::demo::{self, Ending};
-use s3csi_testbed::s3::{Config, S3Server, Transport};
-use s3csi_testbed::store::{Account, Store as _};
+use s3csi_testbed::steady_reader;
 
 /// Parts of the s3csi testbed, one by one. Never shipped.
 #[derive(Parser)]
@@ -23,13 +23,21 @@ pub struct Cli {
 enum Command {
     /// A tour of the product: real mounts, real processes, no cluster.
     Demo(Demo),
-    /// Measure, print tables and write them to a document.
-    #[command(subcommand)]
-    Bench(Bench),
     /// Serve S3 from memory until interrupted.
     S3(S3),
     /// Serve the Kubernetes API (etcd and an API server, no node) until interrupted.
     ControlPlane,
+    /// Read a file all the time until the standard input is closed; tests start it.
+    #[command(hide = true)]
+    SteadyReader(SteadyReader),
+}
+
+#[derive(Parser)]
+struct SteadyReader {
+    directory: PathBuf,
+    name: String,
+    /// Where the expected content is, and the report is written.
+    files: PathBuf,
 }
 
 #[derive(Parser)]
@@ -37,35 +45,6 @@ struct Demo {
     /// Leave everything running until Ctrl-C and say how to look at it.
     #[arg(long)]
     keep: bool,
-}
-
-#[derive(Subcommand)]
-enum Bench {
-    /// Latency of publishing and memory of the node's processes, against the engine's own start.
-    Publish(BenchArgs),
-    /// Latency of publishing where systemd runs the engines; to be run by scripts/with-systemd.sh.
-    Systemd(BenchArgs),
-    /// Latency of publishing where each source has a Mountpoint Pod, against the engine's own start.
-    Pod(BenchArgs),
-    /// How soon workloads are given Mountpoint Pods, what the API server is asked, and the controller's memory.
-    Controller(BenchArgs),
-    /// Throughput, small files and listings, beside s3fs and rclone.
-    Data(BenchArgs),
-    /// The pause when an engine dies, against the engine's own start; our FUSE front against the library's.
-    Resume(BenchArgs),
-}
-
-#[derive(Args)]
-struct BenchArgs {
-    /// Small sizes: for trying the harness; the figures mean nothing.
-    #[arg(long)]
-    quick: bool,
-    /// How often everything is measured (publish, systemd, pod: 200, controller: 20, data: 3, resume: 7; fewer with --quick).
-    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
-    repetitions: Option<u16>,
-    /// The document whose section is replaced.
-    #[arg(long, value_name = "FILE")]
-    output: Option<PathBuf>,
 }
 
 #[derive(Parser)]
@@ -89,30 +68,18 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Demo(Demo { keep }) => demo::run(if keep { Ending::Keep } else { Ending::CleanUp }),
-            Command::Bench(Bench::Publish(it)) => bench::publish(&it.options()),
-            Command::Bench(Bench::Systemd(it)) => bench::systemd(&it.options()),
-            Command::Bench(Bench::Pod(it)) => bench::pod(&it.options()),
-            Command::Bench(Bench::Controller(it)) => bench::controller(&it.options()),
-            Command::Bench(Bench::Data(it)) => bench::data(&it.options()),
-            Command::Bench(Bench::Resume(it)) => bench::resume(&it.options()),
             Command::S3(it) => it.run(),
             Command::ControlPlane => run_control_plane(),
+            Command::SteadyReader(SteadyReader { directory, name, files }) => {
+                Ok(steady_reader::run(&directory, &name, &files)?)
+            }
         }
-    }
-}
-
-impl BenchArgs {
-    fn options(self) -> Options {
-        // No `..`: a flag nobody uses does not compile.
-        let Self { quick, repetitions, output } = self;
-        let thoroughness = if quick { Thoroughness::Quick } else { Thoroughness::Full };
-        Options { thoroughness, repetitions: repetitions.map(usize::from), output }
     }
 }
 
 impl S3 {
     fn run(self) -> anyhow::Result<()> {
-        // No `..`: a flag nobody uses does not compile.
+        // No `..`: a flag without a use does not compile.
         let Self { port, access_key, secret_key, buckets, tls } = self;
         let transport = if tls { Transport::Tls } else { Transport::Plain };
         let accounts = vec![Account::new(&access_key, &secret_key)];

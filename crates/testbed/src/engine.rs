@@ -13,11 +13,11 @@ use crate::environment::product;
 use crate::fixture::Fixture;
 use crate::leftovers::mounts_beneath;
 use crate::process::{Process, command};
-use crate::store::{Account, Store};
 use crate::wait::{SOON, wait_for, wait_until};
+use s3csi_s3_server::store::{Account, Store};
 
 /// One mount to be made: bucket, keys, flags. Everything in it panics with the reason, since only tests use it.
-pub struct Engine<'a> {
+pub struct EngineLauncher<'a> {
     fixture: &'a Fixture,
     store: &'a dyn Store,
     bucket: String,
@@ -26,12 +26,12 @@ pub struct Engine<'a> {
     trust: Trust,
     arguments: Vec<OsString>,
     environment: Vec<(String, String)>,
-    processes: Processes,
+    processes: ProcessVisibility,
 }
 
 /// Which processes the engine sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Processes {
+pub enum ProcessVisibility {
     All,
     /// Its own and its children; as in a container.
     Own,
@@ -45,11 +45,11 @@ pub enum Trust {
     /// `AWS_CA_BUNDLE`
     Environment,
     /// Not at all.
-    Nobody,
+    Nothing,
 }
 
 /// A mount that is served.
-pub struct Mount<'a> {
+pub struct EngineMount<'a> {
     fixture: &'a Fixture,
     directory: PathBuf,
     /// Absent in background mode: the engine is no child of ours then.
@@ -65,14 +65,14 @@ enum End {
 }
 
 /// How an engine ended that could not start.
-pub struct Refusal {
+pub struct FailedStart {
     pub status: ExitStatus,
     pub output: String,
     pub errors: String,
     pub took: Duration,
 }
 
-impl<'a> Engine<'a> {
+impl<'a> EngineLauncher<'a> {
     pub fn new(fixture: &'a Fixture, store: &'a dyn Store, bucket: &str) -> Self {
         Self {
             fixture,
@@ -83,13 +83,13 @@ impl<'a> Engine<'a> {
             trust: Trust::Flag,
             arguments: Vec::new(),
             environment: Vec::new(),
-            processes: Processes::All,
+            processes: ProcessVisibility::All,
         }
     }
 
     /// In a pid namespace of its own, or not.
     #[must_use]
-    pub fn processes(mut self, processes: Processes) -> Self {
+    pub fn processes(mut self, processes: ProcessVisibility) -> Self {
         self.processes = processes;
         self
     }
@@ -138,15 +138,22 @@ impl<'a> Engine<'a> {
 
     /// In the foreground, on a directory.
     #[track_caller]
-    pub fn mount(&self) -> Mount<'a> {
+    pub fn mount(&self) -> EngineMount<'a> {
         let directory = self.mount_point();
         let mut command = self.command(&directory);
         self.serve(directory, command.arg("--foreground"))
     }
 
-    /// In the foreground, on a FUSE connection that somebody else mounted: what a mounter does.
+    /// The same on a directory of the caller's, such as the target of a volume.
     #[track_caller]
-    pub fn mount_by_descriptor(&self, access: Access) -> Mount<'a> {
+    pub fn mount_at(&self, directory: &Path) -> EngineMount<'a> {
+        let mut command = self.command(directory);
+        self.serve(directory.to_owned(), command.arg("--foreground"))
+    }
+
+    /// In the foreground, on a FUSE connection that another process mounted: what a mounter does.
+    #[track_caller]
+    pub fn mount_by_descriptor(&self, access: Access) -> EngineMount<'a> {
         let directory = self.mount_point();
         let fuse = Kernel::default()
             .mount_fuse(&directory, &FuseOptions { access, allow_other: true })
@@ -162,18 +169,18 @@ impl<'a> Engine<'a> {
 
     /// As a daemon: the program ends once the mount is there.
     #[track_caller]
-    pub fn mount_in_background(&self) -> Mount<'a> {
+    pub fn mount_in_background(&self) -> EngineMount<'a> {
         let directory = self.mount_point();
         let process = self.start(&mut self.command(&directory));
         let status = process.wait_for_end();
         assert!(status.success(), "the engine did not go to the background: {status}{process}");
         assert!(process.log_contains(" is mounted at "), "the engine did not say that it is mounted: {process}");
-        Mount { fixture: self.fixture, directory, process: None, end: End::Unmount }
+        EngineMount { fixture: self.fixture, directory, process: None, end: End::Unmount }
     }
 
     /// Expects the engine to refuse, within `limit`.
     #[track_caller]
-    pub fn refusal(&self, limit: Duration) -> Refusal {
+    pub fn refusal(&self, limit: Duration) -> FailedStart {
         let directory = self.mount_point();
         let started = Instant::now();
         let process = self.start(self.command(&directory).arg("--foreground"));
@@ -182,17 +189,17 @@ impl<'a> Engine<'a> {
         };
         let took = started.elapsed();
         assert_eq!(mounts_beneath(&directory), Vec::<PathBuf>::new(), "the engine ended and left its mount");
-        Refusal { status, output: process.output(), errors: process.errors(), took }
+        FailedStart { status, output: process.output(), errors: process.errors(), took }
     }
 
-    fn serve(&self, directory: PathBuf, command: &mut Command) -> Mount<'a> {
+    fn serve(&self, directory: PathBuf, command: &mut Command) -> EngineMount<'a> {
         let process = self.start(command);
         self.ready(directory, process)
     }
 
-    fn ready(&self, directory: PathBuf, process: Process) -> Mount<'a> {
+    fn ready(&self, directory: PathBuf, process: Process) -> EngineMount<'a> {
         process.wait_for_log(" is mounted at ");
-        Mount { fixture: self.fixture, directory, process: Some(process), end: End::Unmount }
+        EngineMount { fixture: self.fixture, directory, process: Some(process), end: End::Unmount }
     }
 
     fn start(&self, command: &mut Command) -> Process {
@@ -207,8 +214,8 @@ impl<'a> Engine<'a> {
     fn command(&self, mount_point: &Path) -> Command {
         let program = product("mount-s3").unwrap_or_else(|error| panic!("{}", Chain(&error)));
         let mut command = match self.processes {
-            Processes::All => command(&program),
-            Processes::Own => {
+            ProcessVisibility::All => command(&program),
+            ProcessVisibility::Own => {
                 let mut command = command(Path::new("unshare"));
                 command.args(["--pid", "--fork", "--kill-child", "--"]).arg(&program);
                 command
@@ -227,7 +234,7 @@ impl<'a> Engine<'a> {
             match self.trust {
                 Trust::Flag => command.arg("--ca-bundle").arg(bundle),
                 Trust::Environment => command.env("AWS_CA_BUNDLE", bundle),
-                Trust::Nobody => &mut command,
+                Trust::Nothing => &mut command,
             };
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
@@ -235,7 +242,7 @@ impl<'a> Engine<'a> {
     }
 }
 
-impl Mount<'_> {
+impl EngineMount<'_> {
     pub fn directory(&self) -> &Path {
         &self.directory
     }
@@ -270,7 +277,7 @@ impl Mount<'_> {
     }
 }
 
-impl Drop for Mount<'_> {
+impl Drop for EngineMount<'_> {
     fn drop(&mut self) {
         if self.end == End::Unmount {
             // A test that panicked: by force, and the engine with it.

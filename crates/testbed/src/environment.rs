@@ -52,7 +52,12 @@ pub fn log_directory() -> Option<PathBuf> {
     std::env::var_os("S3CSI_LOG_DIR").filter(|it| !it.is_empty()).map(PathBuf::from)
 }
 
-/// How many engines the stress test shall kill, if somebody asked for more than usual.
+/// Whether tests of generated files write them instead of comparing.
+pub fn updates_generated_files() -> bool {
+    std::env::var_os("UPDATE").is_some()
+}
+
+/// How many engines the stress test shall kill, if it was asked for more than usual.
 pub fn soak_kills() -> Option<usize> {
     std::env::var("S3CSI_SOAK_KILLS").ok()?.parse().ok()
 }

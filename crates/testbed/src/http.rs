@@ -10,14 +10,14 @@ use std::time::Duration;
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Status, head and body of an answer.
-pub struct Answer {
+pub struct HttpResponse {
     pub status: u16,
     pub head: String,
     pub body: String,
 }
 
 #[track_caller]
-pub fn get(address: &str, path: &str) -> Answer {
+pub fn get(address: &str, path: &str) -> HttpResponse {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(ANSWERS_WITHIN)).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
@@ -27,7 +27,7 @@ pub fn get(address: &str, path: &str) -> Answer {
 }
 
 /// The same over a Unix socket, for servers that may be away. In HTTP 1.0, where an answer comes in one piece.
-pub fn get_over(socket: &Path, path: &str) -> io::Result<Answer> {
+pub fn get_over(socket: &Path, path: &str) -> io::Result<HttpResponse> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
@@ -36,8 +36,8 @@ pub fn get_over(socket: &Path, path: &str) -> io::Result<Answer> {
     parse(&text).ok_or_else(|| io::Error::other(format!("no answer: {text:?}")))
 }
 
-fn parse(text: &str) -> Option<Answer> {
+fn parse(text: &str) -> Option<HttpResponse> {
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1)?.parse().ok()?;
-    Some(Answer { status, head: head.to_owned(), body: body.to_owned() })
+    Some(HttpResponse { status, head: head.to_owned(), body: body.to_owned() })
 }

@@ -28,7 +28,7 @@ pub struct Kubelet {
 
 /// One volume of one Pod, as kubelet knows it.
 #[derive(Clone, Debug)]
-pub struct Volume {
+pub struct CsiVolume {
     pub bucket: String,
     /// Name of the `PersistentVolume`.
     pub pv: String,
@@ -42,7 +42,7 @@ pub struct Volume {
     pub mode: Mode,
 }
 
-impl Volume {
+impl CsiVolume {
     /// A volume for a Pod that reads and writes, with the driver's credentials.
     pub fn new(bucket: &str, pv: &str, pod_uid: &str) -> Self {
         Self {
@@ -89,11 +89,11 @@ impl Kubelet {
         IdentityClient::new(self.csi.clone())
     }
 
-    pub fn target(&self, volume: &Volume) -> PathBuf {
+    pub fn target(&self, volume: &CsiVolume) -> PathBuf {
         self.root.join(format!("pods/{}/volumes/kubernetes.io~csi/{}/mount", volume.pod_uid, volume.pv))
     }
 
-    pub fn publish_request(&self, volume: &Volume) -> NodePublishVolumeRequest {
+    pub fn publish_request(&self, volume: &CsiVolume) -> NodePublishVolumeRequest {
         let mut context = volume.attributes.clone();
         for (key, value) in [
             ("bucketName", volume.bucket.as_str()),
@@ -124,7 +124,7 @@ impl Kubelet {
     }
 
     /// Makes the directory above the target, as kubelet does, and publishes. Answers the target.
-    pub async fn publish(&self, volume: &Volume) -> Result<PathBuf, Status> {
+    pub async fn publish(&self, volume: &CsiVolume) -> Result<PathBuf, Status> {
         let target = self.target(volume);
         let parent = target.parent().unwrap_or(&self.root);
         std::fs::create_dir_all(parent)
@@ -139,7 +139,7 @@ impl Kubelet {
         self.node().node_publish_volume(request).await.map(drop)
     }
 
-    pub async fn unpublish(&self, volume: &Volume) -> Result<(), Status> {
+    pub async fn unpublish(&self, volume: &CsiVolume) -> Result<(), Status> {
         self.send_unpublish(&volume.handle, &self.target(volume)).await
     }
 

@@ -1,11 +1,10 @@
-//! Never shipped: real S3 servers, a kubelet stand-in and fixtures, one import away from a test.
+//! Never shipped: real clusters, a kubelet stand-in and fixtures, one import away from a test.
 #![forbid(unsafe_code)]
 
-pub mod bench;
-pub mod certificates;
 pub mod chart;
 pub mod cluster;
 pub mod demo;
+pub mod earlier_driver;
 pub mod engine;
 pub mod environment;
 pub mod fixture;
@@ -13,14 +12,16 @@ pub mod http;
 pub mod image;
 pub mod kubelet;
 pub mod leftovers;
+pub mod noise;
 pub mod plugin;
 pub mod process;
 pub mod processes;
 pub mod provisioning;
-pub mod s3;
 pub mod s3_client;
-pub mod store;
+pub mod steady_reader;
+pub mod store_world;
 pub mod systemd;
+pub mod test_node;
 pub mod versitygw;
 pub mod wait;
 pub mod world;

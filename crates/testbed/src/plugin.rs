@@ -9,8 +9,8 @@ use crate::environment::{self, MissingProgram};
 use crate::fixture::Fixture;
 use crate::kubelet::Kubelet;
 use crate::process::{Process, ProcessError, command};
-use crate::store::{Account, Store};
 use crate::wait::wait_for;
+use s3csi_s3_server::store::{Account, Store};
 
 /// The user the mounter runs as, as in its Pod.
 pub const MOUNTER_USER: u32 = 1000;
@@ -35,16 +35,16 @@ pub enum PluginError {
 pub struct Plugin<'a> {
     fixture: &'a Fixture,
     kubelet_root: PathBuf,
-    served: ServedAt,
-    strategy: Strategy,
+    served: StoreSettings,
+    strategy: PluginStrategy,
     entry: Vec<OsString>,
     node_name: String,
 }
 
 /// How the node plugin runs engines.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Strategy {
-    /// Whoever asks the API server of this kubeconfig says by whom a workload is served.
+pub enum PluginStrategy {
+    /// The API server of this kubeconfig says which Mountpoint Pod serves a workload.
     Pod {
         kubeconfig: PathBuf,
     },
@@ -53,7 +53,7 @@ pub enum Strategy {
 }
 
 /// The store that the driver is configured for.
-pub struct ServedAt {
+pub struct StoreSettings {
     pub endpoint_url: String,
     pub region: String,
     /// The driver's own keys, if it has any.
@@ -63,7 +63,7 @@ pub struct ServedAt {
 impl<'a> Plugin<'a> {
     /// For the store's default account as the driver's.
     pub fn new(fixture: &'a Fixture, store: &dyn Store) -> Result<Self, PluginError> {
-        let served = ServedAt {
+        let served = StoreSettings {
             endpoint_url: store.endpoint(),
             region: store.region().to_owned(),
             account: Some(store.account().clone()),
@@ -71,10 +71,11 @@ impl<'a> Plugin<'a> {
         Self::at(fixture, served)
     }
 
-    pub fn at(fixture: &'a Fixture, served: ServedAt) -> Result<Self, PluginError> {
+    pub fn at(fixture: &'a Fixture, served: StoreSettings) -> Result<Self, PluginError> {
         let kubelet_root = fixture.create_directory("kubelet");
         let node_name = "node-1".to_owned();
-        let plugin = Self { fixture, kubelet_root, served, strategy: Strategy::Daemon, node_name, entry: Vec::new() };
+        let plugin =
+            Self { fixture, kubelet_root, served, strategy: PluginStrategy::Daemon, node_name, entry: Vec::new() };
         let mounter = plugin.mounter_directory();
         let prepare = |cause| PluginError::Prepare { path: mounter.clone(), cause };
         std::fs::create_dir_all(plugin.kubelet_root.join("plugins_registry")).map_err(prepare)?;
@@ -84,11 +85,11 @@ impl<'a> Plugin<'a> {
     }
 
     /// Engines are run by systemd from the next start on; no mounter is needed then.
-    pub fn set_strategy(&mut self, strategy: Strategy) {
+    pub fn set_strategy(&mut self, strategy: PluginStrategy) {
         self.strategy = strategy;
     }
 
-    pub fn strategy(&self) -> &Strategy {
+    pub fn strategy(&self) -> &PluginStrategy {
         &self.strategy
     }
 
@@ -188,7 +189,7 @@ impl<'a> Plugin<'a> {
         let process = self.fixture.start("mountpoint-pod", &mut command).map_err(PluginError::Start)?;
         wait_for("the mounter of the Mountpoint Pod listens", || {
             assert!(process.is_running(), "the mounter ended: {process}");
-            process.log_contains("mounter listens")
+            process.log_contains("mounter is listening")
         });
         Ok(process)
     }
@@ -217,14 +218,14 @@ impl<'a> Plugin<'a> {
         let mut command = command(words.next().map_or(program.as_path(), Path::new));
         command.args(words);
         let strategy = match &self.strategy {
-            Strategy::Pod { kubeconfig } => {
+            PluginStrategy::Pod { kubeconfig } => {
                 command.env("KUBECONFIG", kubeconfig);
                 // Mounters run in their directories and not in containers.
                 command.env("MOUNTER_VIEW", ".");
                 "pod"
             }
-            Strategy::Daemon => "daemon",
-            Strategy::Systemd => {
+            PluginStrategy::Daemon => "daemon",
+            PluginStrategy::Systemd => {
                 command.env("MOUNT_S3_PATH", self.for_the_mounter("mount-s3")?);
                 "systemd"
             }

@@ -152,7 +152,7 @@ impl Drop for Process {
         // A stopped process obeys SIGKILL too.
         self.kill();
         if std::thread::panicking() {
-            // The log may be gone with the fixture's directory when somebody comes to look.
+            // The log may be gone with the fixture's directory when a person comes to look.
             let text = format!("---- log of {} ----{self}\n", self.name);
             let _ = std::io::stderr().write_all(text.as_bytes());
         }

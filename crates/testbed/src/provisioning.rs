@@ -16,10 +16,10 @@ use tonic::{Request, Status};
 use crate::environment;
 use crate::fixture::Fixture;
 use crate::kubelet::channel;
-use crate::plugin::{PluginError, ServedAt};
+use crate::plugin::{PluginError, StoreSettings};
 use crate::process::{Process, command};
-use crate::store::{Account, Store};
 use crate::wait::wait_for;
+use s3csi_s3_server::store::{Account, Store};
 
 /// What the external-provisioner waits for an answer in our chart.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -27,21 +27,23 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// A controller that makes volumes on demand, and nothing else. Starting is explicit: tests kill and restart it.
 pub struct Provisioning<'a> {
     fixture: &'a Fixture,
-    served: ServedAt,
+    served: StoreSettings,
     authority: Option<PathBuf>,
+    system_roots: Option<PathBuf>,
+    strategy: &'static str,
     runtime: Runtime,
 }
 
 impl<'a> Provisioning<'a> {
     /// With the store's default account as the driver's.
     pub fn new(fixture: &'a Fixture, store: &dyn Store) -> Self {
-        let served = ServedAt {
+        let served = StoreSettings {
             endpoint_url: store.endpoint(),
             region: store.region().to_owned(),
             account: Some(store.account().clone()),
         };
         let runtime = Runtime::new().expect("a runtime for the calls");
-        Self { fixture, served, authority: None, runtime }
+        Self { fixture, served, authority: None, system_roots: None, strategy: "daemon", runtime }
     }
 
     /// The driver's own keys from its next start on.
@@ -56,6 +58,22 @@ impl<'a> Provisioning<'a> {
     /// Whom the driver trusts from its next start on.
     pub fn set_authority(&mut self, bundle: PathBuf) {
         self.authority = Some(bundle);
+    }
+
+    /// What the driver takes for the certificates of its system from its next start on.
+    pub fn set_system_roots(&mut self, bundle: PathBuf) {
+        self.system_roots = Some(bundle);
+    }
+
+    /// Strategy `pod` from its next start on. Its API server is away, which volumes do not need.
+    #[track_caller]
+    pub fn set_strategy_pod(&mut self) {
+        self.strategy = "pod";
+        let text = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}],
+            "clusters": [{"name": "x", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "x", "user": {}}]}"#;
+        bundle(self.fixture, "kubeconfig", text);
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -82,7 +100,14 @@ impl<'a> Provisioning<'a> {
     pub fn spawn(&self, arguments: &[&str]) -> Result<Process, PluginError> {
         let program = environment::product("s3csi").map_err(PluginError::Missing)?;
         let mut command = command(&program);
-        command.args(["controller", "--strategy", "daemon", "--v", "4"]).args(arguments);
+        command.args(["controller", "--strategy", self.strategy, "--v", "4"]).args(arguments);
+        if self.strategy == "pod" {
+            command.arg("--kubeconfig").arg(self.fixture.path("kubeconfig"));
+            command.args(["--mountpoint-image", "localhost/s3csi:test"]);
+        }
+        if let Some(bundle) = &self.system_roots {
+            command.env("SSL_CERT_FILE", bundle);
+        }
         command.env("CSI_ENDPOINT", format!("unix:{}", self.socket().display()));
         command.env("AWS_ENDPOINT_URL", &self.served.endpoint_url).env("AWS_REGION", &self.served.region);
         if let Some(account) = &self.served.account {
@@ -183,7 +208,7 @@ pub fn secret(account: &Account) -> HashMap<String, String> {
     ])
 }
 
-/// Writes a certificate where a program finds it.
+/// Writes a text, such as a certificate, where a program finds it.
 #[track_caller]
 pub fn bundle(fixture: &Fixture, name: &str, pem: &str) -> PathBuf {
     let path: &Path = &fixture.path(name);

@@ -4,7 +4,7 @@ use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{BehaviorVersion, Config, Credentials, Region, RequestChecksumCalculation};
 use aws_smithy_http_client::Builder;
 
-use crate::store::{Account, Store};
+use s3csi_s3_server::store::{Account, Store};
 
 /// For plain HTTP.
 pub fn s3_client(store: &dyn Store, account: &Account) -> Client {

@@ -13,13 +13,13 @@ use rustix::fs::{XattrFlags, getxattr, setxattr};
 use s3s::checksum::ChecksumHasher;
 use s3s::crypto::{Checksum as _, Crc64Nvme};
 
-use crate::certificates::{CertificateAuthority, CertificateError};
 use crate::environment::{MissingProgram, tool};
 use crate::fixture::Fixture;
 use crate::process::{Process, ProcessError, command};
-use crate::s3::{Transport, hex};
-use crate::store::{Account, Store, StoreError};
 use crate::wait::wait_until;
+use s3csi_s3_server::certificates::{CertificateAuthority, CertificateError};
+use s3csi_s3_server::store::{Account, Store, StoreError};
+use s3csi_s3_server::{Transport, hex};
 
 /// It is ready after 0.1 to 0.2 seconds on an idle machine.
 const READY_DEADLINE: Duration = Duration::from_secs(20);
@@ -47,7 +47,7 @@ pub enum Versioning {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum VersitygwError {
     #[error("versitygw is missing")]
     Missing {
         #[source]
@@ -74,15 +74,15 @@ pub enum StartError {
 }
 
 impl Versitygw {
-    pub fn start(fixture: &Fixture, transport: Transport) -> Result<Self, StartError> {
+    pub fn start(fixture: &Fixture, transport: Transport) -> Result<Self, VersitygwError> {
         Self::start_with(fixture, transport, Versioning::Unavailable)
     }
 
-    pub fn start_with(fixture: &Fixture, transport: Transport, versioning: Versioning) -> Result<Self, StartError> {
-        let program = tool("versitygw").map_err(|cause| StartError::Missing { cause })?;
+    pub fn start_with(fixture: &Fixture, transport: Transport, versioning: Versioning) -> Result<Self, VersitygwError> {
+        let program = tool("versitygw").map_err(|cause| VersitygwError::Missing { cause })?;
         let directory = |name: &str| {
             let path = fixture.path("versitygw").join(name);
-            fs::create_dir_all(&path).map(|()| path.clone()).map_err(|cause| StartError::Prepare { path, cause })
+            fs::create_dir_all(&path).map(|()| path.clone()).map_err(|cause| VersitygwError::Prepare { path, cause })
         };
         let data = directory("data")?;
         let accounts = directory("accounts")?;
@@ -96,7 +96,7 @@ impl Versitygw {
         };
         let root = Account::named("root");
         for _ in 0..ATTEMPTS {
-            let port = free_port().map_err(|cause| StartError::Prepare { path: "127.0.0.1".into(), cause })?;
+            let port = free_port().map_err(|cause| VersitygwError::Prepare { path: "127.0.0.1".into(), cause })?;
             let mut command = command(&program);
             // The posix back end changes its directory, so every path must be absolute; these are.
             command.arg("--port").arg(format!("127.0.0.1:{port}")).arg("--iam-dir").arg(&accounts);
@@ -110,7 +110,7 @@ impl Versitygw {
             }
             command.arg(&data);
             command.env("ROOT_ACCESS_KEY", &root.access_key).env("ROOT_SECRET_KEY", &root.secret_key);
-            let process = fixture.start("versitygw", &mut command).map_err(|cause| StartError::Run { cause })?;
+            let process = fixture.start("versitygw", &mut command).map_err(|cause| VersitygwError::Run { cause })?;
             let deadline = Instant::now() + READY_DEADLINE;
             let is_ready = || match transport {
                 Transport::Plain => is_healthy(port),
@@ -121,10 +121,10 @@ impl Versitygw {
                 return Ok(Self { process, program, data, port, root, authority });
             }
             if process.is_running() {
-                return Err(StartError::NotReady { output: process.to_string() });
+                return Err(VersitygwError::NotReady { output: process.to_string() });
             }
         }
-        Err(StartError::NotReady { output: format!("it ended {ATTEMPTS} times") })
+        Err(VersitygwError::NotReady { output: format!("it ended {ATTEMPTS} times") })
     }
 
     pub fn process(&self) -> &Process {
@@ -227,6 +227,10 @@ impl Store for Versitygw {
         keys.sort();
         keys
     }
+
+    fn as_dyn(&self) -> &dyn Store {
+        self
+    }
 }
 
 /// Makes an object behind the server's back.
@@ -251,13 +255,13 @@ fn checksum_attribute(content: &[u8]) -> String {
 
 type Certificates = (Option<String>, Option<(PathBuf, PathBuf)>);
 
-fn certificates(directory: &Path) -> Result<Certificates, StartError> {
-    let failed = |cause| StartError::Certificates { cause };
+fn certificates(directory: &Path) -> Result<Certificates, VersitygwError> {
+    let failed = |cause| VersitygwError::Certificates { cause };
     let authority = CertificateAuthority::new().map_err(failed)?;
     let server = authority.server().map_err(failed)?;
     let write = |name: &str, text: &str| {
         let path = directory.join(name);
-        fs::write(&path, text).map(|()| path.clone()).map_err(|cause| StartError::Prepare { path, cause })
+        fs::write(&path, text).map(|()| path.clone()).map_err(|cause| VersitygwError::Prepare { path, cause })
     };
     let certificate = write("server.crt", &server.certificate_pem)?;
     let key = write("server.key", &server.key_pem)?;

@@ -25,7 +25,7 @@ pub struct Administrator {
 
 /// A workload Pod that is to be made.
 #[derive(Clone, Debug, Default)]
-pub struct WorkloadOrder {
+pub struct WorkloadTemplate {
     /// `None`: the scheduler has not chosen yet.
     pub node: Option<String>,
     pub claims: Vec<String>,
@@ -38,17 +38,19 @@ pub struct WorkloadOrder {
 
 /// What may be said of a PV beyond its name.
 #[derive(Clone, Debug)]
-pub struct VolumeOrder {
+pub struct VolumeTemplate {
     pub driver: String,
     pub mount_options: Vec<String>,
     pub attributes: BTreeMap<String, String>,
     pub handle: String,
+    /// The Secret in namespace `default` whose content kubelet sends with it.
+    pub secret: Option<String>,
     /// The claim that it is meant for: namespace and name.
     pub claim: (String, String),
 }
 
 /// Who is served by which Mountpoint Pod, for one PV on one node.
-pub struct AttachmentOrder<'a> {
+pub struct AttachmentTemplate<'a> {
     pub driver: &'a str,
     pub node: &'a str,
     pub persistent_volume: &'a str,
@@ -99,8 +101,12 @@ impl Administrator {
         Ok(())
     }
 
-    pub async fn create_volume(&self, name: &str, order: VolumeOrder) -> kube::Result<()> {
-        let VolumeOrder { driver, mount_options, attributes, handle, claim: (namespace, claim) } = order;
+    pub async fn create_volume(&self, name: &str, order: VolumeTemplate) -> kube::Result<()> {
+        let VolumeTemplate { driver, mount_options, attributes, handle, secret, claim: (namespace, claim) } = order;
+        let mut csi = json!({ "driver": driver, "volumeHandle": handle, "volumeAttributes": attributes });
+        if let Some(secret) = secret {
+            csi["nodePublishSecretRef"] = json!({ "namespace": "default", "name": secret });
+        }
         let volume = object(json!({
             "metadata": { "name": name },
             "spec": {
@@ -109,7 +115,7 @@ impl Administrator {
                 "claimRef": { "namespace": namespace, "name": claim },
                 "mountOptions": mount_options,
                 "storageClassName": "",
-                "csi": { "driver": driver, "volumeHandle": handle, "volumeAttributes": attributes },
+                "csi": csi,
             },
         }))?;
         self.volumes().create(&PostParams::default(), &volume).await.map(drop)
@@ -141,8 +147,8 @@ impl Administrator {
         claims.patch_status(claim, &parameters, &status).await.map(drop)
     }
 
-    pub async fn create_workload(&self, namespace: &str, name: &str, order: WorkloadOrder) -> kube::Result<Pod> {
-        let WorkloadOrder { node, claims, volumes, fs_group, service_account, grace_seconds } = order;
+    pub async fn create_workload(&self, namespace: &str, name: &str, order: WorkloadTemplate) -> kube::Result<Pod> {
+        let WorkloadTemplate { node, claims, volumes, fs_group, service_account, grace_seconds } = order;
         let claims = claims.iter().enumerate().map(|(number, claim)| {
             json!({ "name": format!("volume-{number}"), "persistentVolumeClaim": { "claimName": claim } })
         });
@@ -167,8 +173,18 @@ impl Administrator {
     /// Answers the UID of a Pod that stands for a Mountpoint Pod: the node looks at its name, its state and its directory. Without a
     /// node it is not scheduled.
     pub async fn create_mountpoint_pod(&self, namespace: &str, name: &str, node: Option<&str>) -> kube::Result<String> {
+        self.create_mountpoint_pod_with(namespace, name, node, json!({})).await
+    }
+
+    pub async fn create_mountpoint_pod_with(
+        &self,
+        namespace: &str,
+        name: &str,
+        node: Option<&str>,
+        labels: Value,
+    ) -> kube::Result<String> {
         let pod = object(json!({
-            "metadata": { "name": name },
+            "metadata": { "name": name, "labels": labels },
             "spec": {
                 "nodeName": node,
                 "containers": [{ "name": "mountpoint", "image": "localhost/s3csi:test" }],
@@ -196,9 +212,9 @@ impl Administrator {
     }
 
     /// Makes the attachment of one PV on one node, or changes who is served by whom; what our controller would do for volumes of
-    /// [`crate::kubelet::Volume::new`].
-    pub async fn attach(&self, order: AttachmentOrder<'_>) -> kube::Result<()> {
-        let AttachmentOrder { driver, node, persistent_volume, entries } = order;
+    /// [`crate::kubelet::CsiVolume::new`].
+    pub async fn attach(&self, order: AttachmentTemplate<'_>) -> kube::Result<()> {
+        let AttachmentTemplate { driver, node, persistent_volume, entries } = order;
         let entries: BTreeMap<&String, Vec<Value>> = entries
             .iter()
             .map(|(pod, workloads)| {

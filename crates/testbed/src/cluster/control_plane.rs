@@ -14,7 +14,7 @@ use crate::wait::wait_patiently_until;
 
 use super::audit::{self, AuditEvent};
 use super::kube::{self, KubectlError};
-use super::leash::{Directory, leashed, on_a_lasting_thread};
+use super::lifetime::{ClusterDirectory, killed_with_thread, on_lasting_thread};
 use super::ports::free_port;
 
 /// An idle machine needs four seconds; CI machines are not idle.
@@ -31,7 +31,7 @@ pub struct ControlPlane {
     program: PathBuf,
     logs: PathBuf,
     ports: Ports,
-    directory: Directory,
+    directory: ClusterDirectory,
 }
 
 #[derive(Clone, Copy)]
@@ -42,7 +42,7 @@ struct Ports {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub enum ControlPlaneError {
     #[error("Kubernetes is missing")]
     Missing {
         #[source]
@@ -69,21 +69,22 @@ pub enum StartError {
 
 impl ControlPlane {
     /// `name` is for humans who look for the logs.
-    pub fn start(name: &str) -> Result<Self, StartError> {
-        let program = environment::kube().map_err(|cause| StartError::Missing { cause })?;
+    pub fn start(name: &str) -> Result<Self, ControlPlaneError> {
+        let program = environment::kube().map_err(|cause| ControlPlaneError::Missing { cause })?;
         let mut last = None;
         for _ in 0..ATTEMPTS {
             match Self::attempt(name, &program) {
-                Err(StartError::NotReady { output }) => last = Some(StartError::NotReady { output }),
+                Err(ControlPlaneError::NotReady { output }) => last = Some(ControlPlaneError::NotReady { output }),
                 outcome => return outcome,
             }
         }
-        Err(last.unwrap_or(StartError::NoThread))
+        Err(last.unwrap_or(ControlPlaneError::NoThread))
     }
 
-    fn attempt(name: &str, program: &Path) -> Result<Self, StartError> {
-        let directory = Directory::new().map_err(|cause| StartError::Prepare { path: "/tmp".into(), cause })?;
-        let prepare = |path: &Path, cause| StartError::Prepare { path: path.to_owned(), cause };
+    fn attempt(name: &str, program: &Path) -> Result<Self, ControlPlaneError> {
+        let directory =
+            ClusterDirectory::new().map_err(|cause| ControlPlaneError::Prepare { path: "/tmp".into(), cause })?;
+        let prepare = |path: &Path, cause| ControlPlaneError::Prepare { path: path.to_owned(), cause };
         let logs = match (environment::log_directory(), directory.path().file_name()) {
             (Some(logs), Some(own)) => logs.join(format!("{name}-{}", own.to_string_lossy())),
             _ => directory.path().join("logs"),
@@ -91,7 +92,7 @@ impl ControlPlane {
         fs::create_dir_all(&logs).map_err(|cause| prepare(&logs, cause))?;
         let policy = directory.path().join(AUDIT_POLICY);
         fs::write(&policy, audit::POLICY).map_err(|cause| prepare(&policy, cause))?;
-        let port = || free_port().map_err(|cause| StartError::Prepare { path: "127.0.0.1".into(), cause });
+        let port = || free_port().map_err(|cause| ControlPlaneError::Prepare { path: "127.0.0.1".into(), cause });
         let ports = Ports { api_server: port()?, etcd: port()?, etcd_peer: port()? };
         write_certificates(program, &directory.path().join("pki"), &url(ports.api_server))?;
         let etcd = start(&logs, "etcd", etcd_command(program, directory.path(), ports))?;
@@ -131,7 +132,7 @@ impl ControlPlane {
     }
 
     /// Starts the API server unless it runs, and waits until it is ready. Objects and addresses are those of before.
-    pub fn start_api_server(&self) -> Result<(), StartError> {
+    pub fn start_api_server(&self) -> Result<(), ControlPlaneError> {
         let mut api_server = self.api_server.lock().unwrap_or_else(PoisonError::into_inner);
         if api_server.as_ref().is_some_and(Process::is_running) {
             return Ok(());
@@ -144,7 +145,7 @@ impl ControlPlane {
         let deadline = Instant::now() + READY_DEADLINE;
         let _ = wait_patiently_until(deadline, || !process.is_running() || is_ready());
         if !process.is_running() || deadline <= Instant::now() {
-            return Err(StartError::NotReady { output: last_lines(&process.errors()) });
+            return Err(ControlPlaneError::NotReady { output: last_lines(&process.errors()) });
         }
         *api_server = Some(process);
         Ok(())
@@ -156,13 +157,13 @@ impl ControlPlane {
     }
 
     /// Runs a program beside the control plane. It ends when its value is dropped, and with this process in any case.
-    pub fn run(&self, name: &'static str, program: &Path, arguments: &[String]) -> Result<Process, StartError> {
-        let mut command = leashed(program);
+    pub fn run(&self, name: &'static str, program: &Path, arguments: &[String]) -> Result<Process, ControlPlaneError> {
+        let mut command = killed_with_thread(program);
         command.args(arguments);
         start(&self.logs, name, command)
     }
 
-    pub fn restart_api_server(&self) -> Result<(), StartError> {
+    pub fn restart_api_server(&self) -> Result<(), ControlPlaneError> {
         self.kill_api_server();
         self.start_api_server()
     }
@@ -183,22 +184,22 @@ fn url(port: u16) -> String {
     format!("https://127.0.0.1:{port}")
 }
 
-fn start(logs: &Path, name: &'static str, mut command: Command) -> Result<Process, StartError> {
+fn start(logs: &Path, name: &'static str, mut command: Command) -> Result<Process, ControlPlaneError> {
     let logs = logs.to_owned();
-    on_a_lasting_thread(move || Process::start(&logs, name, &mut command))
-        .ok_or(StartError::NoThread)?
-        .map_err(|cause| StartError::Run { cause })
+    on_lasting_thread(move || Process::start(&logs, name, &mut command))
+        .ok_or(ControlPlaneError::NoThread)?
+        .map_err(|cause| ControlPlaneError::Run { cause })
 }
 
-fn write_certificates(program: &Path, directory: &Path, server: &str) -> Result<(), StartError> {
+fn write_certificates(program: &Path, directory: &Path, server: &str) -> Result<(), ControlPlaneError> {
     let output = command(program).arg("pki").arg(directory).arg(server).output();
-    let output = output.map_err(|cause| StartError::Prepare { path: directory.to_owned(), cause })?;
+    let output = output.map_err(|cause| ControlPlaneError::Prepare { path: directory.to_owned(), cause })?;
     let said = || String::from_utf8_lossy(&output.stderr).into_owned();
-    if output.status.success() { Ok(()) } else { Err(StartError::Certificates { output: said() }) }
+    if output.status.success() { Ok(()) } else { Err(ControlPlaneError::Certificates { output: said() }) }
 }
 
 fn etcd_command(program: &Path, directory: &Path, ports: Ports) -> Command {
-    let mut command = leashed(program);
+    let mut command = killed_with_thread(program);
     let client = format!("http://127.0.0.1:{}", ports.etcd);
     let peer = format!("http://127.0.0.1:{}", ports.etcd_peer);
     command.arg("etcd").arg("--data-dir").arg(directory.join("etcd"));
@@ -209,7 +210,7 @@ fn etcd_command(program: &Path, directory: &Path, ports: Ports) -> Command {
 }
 
 fn api_server_command(program: &Path, directory: &Path, logs: &Path, ports: Ports) -> Command {
-    let mut command = leashed(program);
+    let mut command = killed_with_thread(program);
     let certificate = |name: &str| directory.join("pki").join(name);
     let etcd = format!("http://127.0.0.1:{}", ports.etcd);
     command.args(["kube-apiserver", "--etcd-servers", &etcd]);
@@ -217,7 +218,7 @@ fn api_server_command(program: &Path, directory: &Path, logs: &Path, ports: Port
     // An address of this machine's network would be asked for otherwise, and there may be none.
     command.args(["--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none"]);
     command.args(["--service-cluster-ip-range", "10.96.0.0/16", "--authorization-mode", "Node,RBAC"]);
-    // Nobody makes service accounts here, and Pods would wait for theirs for ever.
+    // No controller creates service accounts here, and Pods would wait for theirs for ever.
     command.args(["--disable-admission-plugins", "ServiceAccount", "--allow-privileged=true"]);
     command.arg("--client-ca-file").arg(certificate("ca.crt"));
     command.arg("--tls-cert-file").arg(certificate("apiserver.crt"));

@@ -15,7 +15,7 @@ use crate::process::Process;
 pub const CONTROLLER_ACCOUNT: &str = "system:serviceaccount:kube-system:s3-csi-driver-controller-sa";
 
 /// How one controller is started.
-pub struct ControllerOrder<'a> {
+pub struct ControllerOptions<'a> {
     /// For its logs.
     pub name: &'static str,
     pub kubeconfig: &'a Path,
@@ -35,7 +35,7 @@ impl ControlPlane {
         Ok(kubeconfig)
     }
 
-    /// How whoever has this token reaches the API server.
+    /// How the holder of this token reaches the API server.
     pub fn write_kubeconfig(&self, path: &Path, token: &str) -> anyhow::Result<()> {
         let admin = Kubeconfig::read_from(self.kubeconfig())?;
         let cluster = admin.clusters.first().and_then(|it| it.cluster.clone()).context("a kubeconfig of nowhere")?;
@@ -53,8 +53,8 @@ impl ControlPlane {
     }
 
     /// Ends with its value, and with this process in any case.
-    pub fn start_controller(&self, order: &ControllerOrder<'_>) -> anyhow::Result<Process> {
-        let ControllerOrder { name, kubeconfig, driver, namespace, flags } = order;
+    pub fn start_controller(&self, order: &ControllerOptions<'_>) -> anyhow::Result<Process> {
+        let ControllerOptions { name, kubeconfig, driver, namespace, flags } = order;
         let mut arguments = vec![
             "controller".to_owned(),
             format!("--kubeconfig={}", kubeconfig.display()),

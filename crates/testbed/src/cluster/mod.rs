@@ -1,4 +1,4 @@
-//! Real Kubernetes for tests. [`ControlPlane`] is etcd and an API server, for whoever only talks to the API;
+//! Real Kubernetes for tests. [`ControlPlane`] is etcd and an API server, for tests that only talk to the API;
 //! [`Cluster`] has nodes too. Both are gone with the process that started them, however it ends.
 
 mod administrator;
@@ -6,13 +6,13 @@ mod audit;
 mod control_plane;
 mod controller;
 mod kube;
-mod leash;
+mod lifetime;
 mod nodes;
 mod ports;
 
-pub use administrator::{Administrator, AttachmentOrder, VolumeOrder, WorkloadOrder, attachment_name};
+pub use administrator::{Administrator, AttachmentTemplate, VolumeTemplate, WorkloadTemplate, attachment_name};
 pub use audit::AuditEvent;
-pub use control_plane::{ControlPlane, StartError};
-pub use controller::{CONTROLLER_ACCOUNT, ControllerOrder};
+pub use control_plane::{ControlPlane, ControlPlaneError};
+pub use controller::{CONTROLLER_ACCOUNT, ControllerOptions};
 pub use kube::KubectlError;
-pub use nodes::{Change, Cluster, ClusterError, Place};
+pub use nodes::{Cluster, ClusterError, ClusterHost, ServiceAction};

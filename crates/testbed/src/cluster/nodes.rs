@@ -21,12 +21,12 @@ pub struct Cluster {
     directory: PathBuf,
     tools: PathBuf,
     script: Child,
-    leash: Option<ChildStdin>,
+    lifeline: Option<ChildStdin>,
 }
 
 /// Where something runs: beside the control plane, or on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ClusterHost {
     ControlPlane,
     /// Counted from 1.
     Node(usize),
@@ -34,7 +34,7 @@ pub enum Place {
 
 /// What to do with a service of the cluster, such as `kubelet` or `apiserver`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum ServiceAction {
     Start,
     Stop,
     Restart,
@@ -84,9 +84,9 @@ impl Cluster {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let run = |cause| ClusterError::Run { arguments: "hold".to_owned(), cause };
         let mut script = command.spawn().map_err(run)?;
-        let leash = script.stdin.take();
+        let lifeline = script.stdin.take();
         let output = script.stdout.take();
-        let cluster = Self { directory, tools, script, leash };
+        let cluster = Self { directory, tools, script, lifeline };
         let said = output.map(|it| BufReader::new(it).lines().map_while(Result::ok));
         match said.into_iter().flatten().find(|it| it == "ready") {
             Some(_) => Ok(cluster),
@@ -119,7 +119,7 @@ impl Cluster {
     }
 
     /// What a command printed that ran in the namespaces of a node or of the control plane.
-    pub fn run(&self, place: Place, program: &[&str]) -> Result<String, ClusterError> {
+    pub fn run(&self, place: ClusterHost, program: &[&str]) -> Result<String, ClusterError> {
         let mut arguments = vec![place.name()];
         arguments.extend(program.iter().map(|it| (*it).to_owned()));
         self.call("on", &arguments)
@@ -150,12 +150,12 @@ impl Cluster {
         if answer.status == 200 { serde_json::from_str(&answer.body).ok() } else { None }
     }
 
-    pub fn service(&self, place: Place, change: Change, name: &str) -> Result<(), ClusterError> {
+    pub fn service(&self, place: ClusterHost, change: ServiceAction, name: &str) -> Result<(), ClusterError> {
         let change = match change {
-            Change::Start => "start",
-            Change::Stop => "stop",
-            Change::Restart => "restart",
-            Change::Kill => "kill",
+            ServiceAction::Start => "start",
+            ServiceAction::Stop => "stop",
+            ServiceAction::Restart => "restart",
+            ServiceAction::Kill => "kill",
         };
         self.call("service", &[place.name(), change.to_owned(), name.to_owned()]).map(drop)
     }
@@ -217,12 +217,12 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        drop(self.leash.take());
+        drop(self.lifeline.take());
         let _ = self.script.wait();
     }
 }
 
-impl Place {
+impl ClusterHost {
     /// `cp`, `node1`, …
     pub fn name(self) -> String {
         match self {

@@ -3,11 +3,11 @@
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 
-/// Below the range that the kernel takes from for connections, so that nobody is given our port while its server restarts.
+/// Below the range that the kernel takes from for connections, so that no connection takes our port while its server restarts.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 10_000;
 
-/// A port that nobody listens on right now.
+/// A port without a listener.
 pub(super) fn free_port() -> io::Result<u16> {
     let mut attempts = 0;
     loop {

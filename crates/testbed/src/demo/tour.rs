@@ -15,12 +15,12 @@ use tokio::runtime::Runtime;
 use super::screen::Screen;
 use crate::environment;
 use crate::fixture::Fixture;
-use crate::kubelet::{Kubelet, Volume};
-use crate::plugin::{DRIVER_NAME, Plugin, ServedAt};
+use crate::kubelet::{CsiVolume, Kubelet};
+use crate::plugin::{DRIVER_NAME, Plugin, StoreSettings};
 use crate::process::{Process, command};
 use crate::processes;
-use crate::store::Account;
 use crate::wait::{SOON, wait_for_some, wait_until};
+use s3csi_s3_server::store::Account;
 
 /// What happens after the last station.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub fn walk(fixture: &Fixture, screen: &Screen, ending: Ending) -> anyhow::Resul
         parts.store = Some(server);
         Ok(format!("{url}, bucket {BUCKET}"))
     })?;
-    let served = ServedAt { endpoint_url: endpoint, region: "us-east-1".to_owned(), account: Some(account) };
+    let served = StoreSettings { endpoint_url: endpoint, region: "us-east-1".to_owned(), account: Some(account) };
     let plugin = Plugin::at(fixture, served)?;
     let kubelet = plugin.kubelet();
     screen.step("mounter", || {
@@ -68,8 +68,8 @@ pub fn walk(fixture: &Fixture, screen: &Screen, ending: Ending) -> anyhow::Resul
         Ok(format!("CSI socket answers, registers with kubelet as {}", info.name))
     })?;
 
-    let first = Volume::new(BUCKET, "demo-pv", "11111111-aaaa-4aaa-8aaa-aaaaaaaaaaaa");
-    let second = Volume::new(BUCKET, "demo-pv", "22222222-bbbb-4bbb-8bbb-bbbbbbbbbbbb");
+    let first = CsiVolume::new(BUCKET, "demo-pv", "11111111-aaaa-4aaa-8aaa-aaaaaaaaaaaa");
+    let second = CsiVolume::new(BUCKET, "demo-pv", "22222222-bbbb-4bbb-8bbb-bbbbbbbbbbbb");
     let target = kubelet.target(&first);
     screen.step("publish", || {
         runtime.block_on(kubelet.publish(&first)).map_err(refused)?;
@@ -99,7 +99,7 @@ pub fn walk(fixture: &Fixture, screen: &Screen, ending: Ending) -> anyhow::Resul
     })?;
     screen.step("kill -9 engine", || kill_ten_times(fixture, &other))?;
     screen.step("wrong key", || {
-        let stranger = Volume::new(BUCKET, "stranger-pv", "33333333-cccc-4ccc-8ccc-cccccccccccc")
+        let stranger = CsiVolume::new(BUCKET, "stranger-pv", "33333333-cccc-4ccc-8ccc-cccccccccccc")
             .with_secret("stranger", "wrongwrongwrongwrong");
         match runtime.block_on(kubelet.publish(&stranger)) {
             Ok(_) => bail!("a wrong key was accepted"),

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 /// Crates whose programs are installed somewhere. The testbed is not among them and may do what a test needs.
-const PRODUCT_CRATES: [&str; 4] = ["crates/core", "crates/driver", "crates/engine", "crates/mounter"];
+const PRODUCT_CRATES: [&str; 6] =
+    ["crates/core", "crates/driver", "crates/engine", "crates/handoff", "crates/mounter", "crates/supervisor"];
 
 pub fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -57,7 +58,7 @@ impl Sources {
 
     /// What is installed somewhere: no tests, no testbed.
     pub fn product(&self) -> impl Iterator<Item = &Source> {
-        self.all().filter(|it| PRODUCT_CRATES.iter().any(|room| it.is_beneath(&format!("{room}/src"))))
+        self.all().filter(|it| Source::is_product(&it.path))
     }
 
     pub fn beneath(&self, directory: &str) -> impl Iterator<Item = &Source> {
@@ -67,6 +68,16 @@ impl Sources {
     #[track_caller]
     pub fn get(&self, path: &str) -> &Source {
         self.0.get(path).unwrap_or_else(|| panic!("there is no file {path}"))
+    }
+
+    pub fn has(&self, path: &str) -> bool {
+        self.0.contains_key(path)
+    }
+
+    /// Whether the modules of this file are in a directory of its name beside it.
+    pub fn has_children_beside(&self, file: &Source) -> bool {
+        let directory = file.path.trim_end_matches(".rs");
+        self.all().any(|it| it.path.starts_with(&format!("{directory}/")))
     }
 
     /// Paths of the files that `mod` declarations lead to from the given ones.
@@ -94,6 +105,28 @@ impl Sources {
 }
 
 impl Source {
+    /// Whether the file is part of what is installed somewhere.
+    pub fn is_product(path: &str) -> bool {
+        PRODUCT_CRATES.iter().any(|room| Path::new(path).starts_with(format!("{room}/src")))
+    }
+
+    /// Names of the types that other files can see, but for those of its tests.
+    pub fn public_types(&self) -> Vec<String> {
+        let code = self.code.split_once("#[cfg(test)]\nmod tests {").map_or(self.code.as_str(), |(code, _)| code);
+        let mut names = Vec::new();
+        for visibility in ["pub ", "pub(crate) ", "pub(super) "] {
+            for keyword in ["struct ", "enum ", "trait ", "type "] {
+                let declaration = format!("{visibility}{keyword}");
+                for at in words(code, &declaration) {
+                    let rest = &code[at + declaration.len()..];
+                    // An associated type of a trait's implementation is no declaration; it is not public either.
+                    names.push(rest.chars().take_while(|it| is_word(*it)).collect());
+                }
+            }
+        }
+        names
+    }
+
     pub fn is_beneath(&self, directory: &str) -> bool {
         Path::new(&self.path).starts_with(directory) || self.path == format!("{directory}.rs")
     }
@@ -182,7 +215,7 @@ fn collect(workspace: &Path, directory: &str, files: &mut BTreeMap<String, Sourc
 }
 
 /// Where a word or path occurs and does not merely begin or end a longer one.
-fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
+pub fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let starts_open = !word.starts_with(is_word);
     let ends_open = !word.ends_with(is_word);
     code.match_indices(word).map(|(at, _)| at).filter(move |at| {
@@ -192,7 +225,7 @@ fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     })
 }
 
-fn is_word(character: char) -> bool {
+pub fn is_word(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
@@ -307,6 +340,13 @@ mod tests {
         let sleeps = |text: &str| source(text).sleeps_in_tests().count();
         assert_eq!(sleeps("fn wait_for() { loop { thread::sleep(TICK); } }"), 0);
         assert_eq!(sleeps("fn a_rule() { thread::sleep(TICK); }"), 1);
+    }
+
+    #[test]
+    fn public_types_are_found() {
+        let text = "pub struct A<T>(T);\nenum B {}\npub trait C: D {}\npub(crate) enum F {}\n#[cfg(test)]\nmod tests { pub struct E; }";
+        assert_eq!(source(text).public_types(), ["A", "C", "F"]);
+        assert_eq!(source("#[cfg(test)]\nmod tests;\npub enum A {}").public_types(), ["A"]);
     }
 
     #[test]

@@ -7,23 +7,24 @@ use std::process::Command;
 
 use s3csi_testbed::chart::write_earlier_chart;
 use s3csi_testbed::cluster::ControlPlane;
+use s3csi_testbed::environment::workspace;
 use serde_json::{Value, json};
 
 use crate::chart::{self, NAMESPACE, RELEASE, directory, documents, helm, read};
 
 /// An API server and a Helm that talks to it.
-struct Cluster {
-    control_plane: ControlPlane,
-    home: tempfile::TempDir,
+pub struct Cluster {
+    pub control_plane: ControlPlane,
+    pub home: tempfile::TempDir,
 }
 
 impl Cluster {
-    fn start(name: &str) -> Self {
+    pub fn start(name: &str) -> Self {
         let home = tempfile::Builder::new().prefix("s3csi-test-").tempdir_in("/tmp").unwrap();
         Self { control_plane: ControlPlane::start(name).unwrap(), home }
     }
 
-    fn helm(&self, arguments: &[&str]) -> Command {
+    pub fn helm(&self, arguments: &[&str]) -> Command {
         let mut helm = helm();
         helm.env("HOME", self.home.path()).args(["--namespace", NAMESPACE, "--kubeconfig"]);
         helm.arg(self.control_plane.kubeconfig()).args(arguments);
@@ -31,21 +32,21 @@ impl Cluster {
     }
 
     /// Installs or upgrades our chart.
-    fn our_chart(&self, verb: &str, arguments: &[&str]) -> Result<String, String> {
+    pub fn our_chart(&self, verb: &str, arguments: &[&str]) -> Result<String, String> {
         let mut helm = self.helm(&[verb, RELEASE]);
         helm.arg(directory()).args(arguments);
         chart::run(helm)
     }
 
     /// An object as the API server has it, or nothing.
-    fn get(&self, kind: &str, name: &str) -> Value {
+    pub fn get(&self, kind: &str, name: &str) -> Value {
         let arguments = ["get", kind, name, "--namespace", NAMESPACE, "--ignore-not-found", "--output=json"];
         let text = self.control_plane.kubectl(&arguments).unwrap();
         if text.trim().is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap() }
     }
 }
 
-const DEFINITION: &str = "mountpoints3podattachments.s3.csi.scality.com";
+pub const DEFINITION: &str = "mountpoints3podattachments.s3.csi.scality.com";
 
 #[test]
 fn the_chart_is_installed_changes_its_strategy_and_leaves_only_what_the_documents_say() {
@@ -128,15 +129,8 @@ fn examples_of_the_documents_are_accepted() {
     let cluster = Cluster::start("chart-documents");
     cluster.our_chart("install", &[]).unwrap();
     let mut accepted = 0;
-    for document in [
-        "README.md",
-        "docs/install.md",
-        "docs/volumes.md",
-        "docs/provisioning.md",
-        "docs/operations.md",
-        "docs/migrate-from-scality.md",
-    ] {
-        for example in yaml_blocks(&read(document)) {
+    for document in documents_with_examples() {
+        for example in yaml_blocks(&read(&document)) {
             let file = cluster.home.path().join("example.yaml");
             write(&file, example);
             let file = file.to_str().unwrap();
@@ -153,6 +147,15 @@ fn examples_of_the_documents_are_accepted() {
     assert!(accepted >= 8, "only {accepted} examples were found");
 }
 
+/// README.md and all pages.
+fn documents_with_examples() -> Vec<String> {
+    let pages =
+        fs::read_dir(workspace().join("docs")).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
+    let is_page = |it: &String| Path::new(it).extension().is_some_and(|it| it == "md");
+    let pages = pages.filter(is_page).map(|it| format!("docs/{it}"));
+    std::iter::once("README.md".to_owned()).chain(pages).collect()
+}
+
 fn yaml_blocks(document: &str) -> impl Iterator<Item = &str> {
     document.split("```yaml\n").skip(1).filter_map(|it| it.split_once("\n```")).map(|(block, _)| block)
 }
@@ -160,4 +163,53 @@ fn yaml_blocks(document: &str) -> impl Iterator<Item = &str> {
 fn write(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, text).unwrap();
+}
+
+/// Who creates a `PersistentVolume` acts with the driver's keys; the policy says for which buckets.
+#[test]
+fn volumes_of_a_namespace_use_only_the_buckets_that_are_allowed() {
+    let cluster = Cluster::start("chart-volumes");
+    let allowed = "volumeAdmission.allowedBuckets={\"team-a\":[\"logs\",\"team-a-*\"],\"*\":[\"csi-s3-*\"]}";
+    let arguments =
+        ["--set", "s3.endpointUrl=http://10.0.0.1:7070", "--set", "volumeAdmission.enabled=true", "--set-json"];
+    cluster.our_chart("install", &[&arguments[..], &[allowed]].concat()).unwrap();
+    let create = |name: &str, namespace: Option<&str>, bucket: &str, source: &str| {
+        let mut volume = json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
+            "spec": {
+                "accessModes": ["ReadWriteMany"], "capacity": { "storage": "1Gi" },
+                "csi": {
+                    "driver": "s3.csi.scality.com", "volumeHandle": name,
+                    "volumeAttributes": { "bucketName": bucket, "authenticationSource": source },
+                },
+            },
+        });
+        if let Some(namespace) = namespace {
+            volume["spec"]["claimRef"] = json!({ "namespace": namespace, "name": "data" });
+        }
+        cluster.control_plane.apply(&volume.to_string()).map_err(|it| it.to_string())
+    };
+    // The API server compiles a new policy within seconds.
+    let mut attempt = 0;
+    s3csi_testbed::wait::wait_for("the policy is effective", || {
+        attempt += 1;
+        create(&format!("wrong-{attempt}"), Some("team-a"), "payroll", "driver").is_err()
+    });
+    let refused = create("wrong", Some("team-a"), "payroll", "driver").unwrap_err();
+    assert!(refused.contains("claims of namespace team-a may not use bucket payroll"), "{refused}");
+    create("other", Some("team-b"), "logs", "driver").unwrap_err();
+    create("similar", Some("team-a"), "logs-2", "driver").unwrap_err();
+    for (name, namespace, bucket, source) in [
+        ("named", Some("team-a"), "logs", "driver"),
+        ("pattern", Some("team-a"), "team-a-1", "driver"),
+        ("provisioned", Some("team-b"), "csi-s3-1", "driver"),
+        ("own-keys", Some("team-b"), "payroll", "secret"),
+        ("unbound", None, "payroll", "driver"),
+    ] {
+        create(name, namespace, bucket, source).unwrap();
+    }
+    // Binding is an update.
+    let claim = json!({ "spec": { "claimRef": { "namespace": "team-a", "name": "data" } } }).to_string();
+    let bound = cluster.control_plane.kubectl(&["patch", "pv", "unbound", "--type=merge", "--patch", &claim]);
+    assert!(bound.is_err_and(|it| it.to_string().contains("may not use bucket payroll")));
 }

@@ -7,4 +7,5 @@ mod monitoring;
 mod objects;
 mod programs;
 mod schema;
+mod takeover;
 mod values;

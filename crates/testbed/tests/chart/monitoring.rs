@@ -12,13 +12,13 @@ const ADDED_LABELS: [&str; 6] = ["le", "node", "pod", "namespace", "instance", "
 
 /// A figure in a query, and the labels that are asked of it.
 #[derive(Debug, PartialEq, Eq)]
-struct Asked {
+struct RecordedRequest {
     series: String,
     labels: BTreeSet<String>,
 }
 
 /// The figures in a query: names that begin as ours do, with the braces behind them; and all labels that are grouped by.
-fn asked(query: &str) -> (Vec<Asked>, BTreeSet<String>) {
+fn asked(query: &str) -> (Vec<RecordedRequest>, BTreeSet<String>) {
     let is_part = |it: char| it.is_ascii_alphanumeric() || it == '_';
     let mut found = Vec::new();
     for (start, _) in query.match_indices("s3csi_") {
@@ -27,7 +27,7 @@ fn asked(query: &str) -> (Vec<Asked>, BTreeSet<String>) {
         let braces = rest[end..].strip_prefix('{').and_then(|it| it.split_once('}'));
         let labels = braces.map(|(inside, _)| inside.split(',')).into_iter().flatten();
         let labels = labels.map(|it| it.chars().take_while(|it| is_part(*it)).collect()).collect();
-        found.push(Asked { series: rest[..end].to_owned(), labels });
+        found.push(RecordedRequest { series: rest[..end].to_owned(), labels });
     }
     let groups = query.split("by (").skip(1).filter_map(|it| it.split_once(')'));
     let groups = groups.flat_map(|(inside, _)| inside.split(',')).map(|it| it.trim().to_owned()).collect();
@@ -41,7 +41,7 @@ fn check(query: &str) -> usize {
     let (found, groups) = asked(query);
     let is_label = |of: &Description, it: &str| of.labels.contains(&it) || ADDED_LABELS.contains(&it);
     let mut descriptions = Vec::new();
-    for Asked { series: name, labels } in &found {
+    for RecordedRequest { series: name, labels } in &found {
         let description = series.get(name).unwrap_or_else(|| panic!("{name} is no figure of ours: {query}"));
         for label in labels {
             assert!(is_label(description, label), "{name} has no label {label}: {query}");
@@ -52,7 +52,7 @@ fn check(query: &str) -> usize {
         assert!(descriptions.iter().any(|it| is_label(it, &label)), "no figure has the label {label}: {query}");
     }
     // A counter, or part of a histogram, means something only over time.
-    for Asked { series: name, .. } in &found {
+    for RecordedRequest { series: name, .. } in &found {
         let is_over_time = ["_total", "_bucket", "_sum", "_count"].iter().any(|it| name.ends_with(it));
         assert_eq!(query.contains("rate(") || query.contains("increase("), is_over_time, "{query}");
     }
@@ -78,8 +78,8 @@ fn queries_are_understood() {
     assert_eq!(
         found,
         [
-            Asked { series: "s3csi_a_bucket".to_owned(), labels: labels(&["x", "y"]) },
-            Asked { series: "s3csi_b".to_owned(), labels: labels(&[]) },
+            RecordedRequest { series: "s3csi_a_bucket".to_owned(), labels: labels(&["x", "y"]) },
+            RecordedRequest { series: "s3csi_b".to_owned(), labels: labels(&[]) },
         ]
     );
     assert_eq!(groups, labels(&["le", "node"]));

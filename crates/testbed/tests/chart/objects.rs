@@ -141,7 +141,10 @@ fn volumes_on_demand_add_a_sidecar_and_its_rights_to_every_strategy() {
             let role = objects.get("ClusterRole", "s3-csi-driver-provisioner-cluster-role");
             elements(&role["rules"]).any(|it| it["resources"] == json!(["secrets"]))
         };
-        assert!(secrets(&with), "{strategy}");
+        // None unless they are named: the container that parses answers of stores has the same account.
+        assert!(!secrets(&with), "{strategy}");
+        let all = ("sidecars.csiProvisioner.secretNamespaces", json!(["*"]));
+        assert!(secrets(&render(&[settings[0].clone(), settings[1].clone(), all])), "{strategy}");
         let namespaces = ("sidecars.csiProvisioner.secretNamespaces", json!(["team-a", "team-b"]));
         let few = render(&[settings[0].clone(), settings[1].clone(), namespaces]);
         assert!(!secrets(&few), "{strategy}");
@@ -222,6 +225,22 @@ fn certificates_are_where_engines_need_them() {
 
 /// Every further view of kubelet's directory would hold on to the mounts beneath it.
 #[test]
+fn a_node_plugin_has_time_to_wait_for_mounts_without_a_mounter() {
+    let check = |longest_outage: &str, expected: u64| {
+        for strategy in ["pod", "daemon"] {
+            let settings = [("strategy", json!(strategy)), ("node.longestOutage", json!(longest_outage))];
+            let objects = render(&settings);
+            let plugin = &objects.get("DaemonSet", "s3-csi-node")["spec"]["template"]["spec"];
+            assert_eq!(plugin["terminationGracePeriodSeconds"], expected, "{strategy}: {longest_outage}");
+        }
+    };
+    check("2m", 150);
+    check("1m30s", 120);
+    check("0s", 30);
+    check("1.5h", 5430);
+}
+
+#[test]
 fn kubelet_s_directory_is_seen_once() {
     for strategy in STRATEGIES {
         let objects = render_strategy(strategy);
@@ -262,4 +281,18 @@ fn only_the_plugin_is_privileged() {
             }
         }
     }
+}
+
+#[test]
+fn scrapes_are_for_those_who_are_named() {
+    let peers = json!([{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]);
+    let enabled = ("networkPolicy.enabled", json!(true));
+    let open = render(std::slice::from_ref(&enabled));
+    let narrow = render(&[enabled, ("networkPolicy.scrapers", peers.clone())]);
+    for (name, port) in [("s3-csi-node", 9808), ("s3-csi-controller", 9809)] {
+        let rules = |objects: &Objects| objects.get("NetworkPolicy", name)["spec"]["ingress"].clone();
+        assert_eq!(rules(&open), json!([{"ports": [{"port": port}]}]));
+        assert_eq!(rules(&narrow), json!([{"ports": [{"port": port}], "from": peers}]));
+    }
+    assert_eq!(narrow.get("NetworkPolicy", "s3-csi-mountpoint-pods")["spec"]["ingress"], Value::Null);
 }

@@ -9,7 +9,7 @@ use crate::chart::{self, Setting, directory, helm, read, render, render_text, te
 use crate::schema::Schema;
 
 /// What must be set before these values can have a meaning.
-const PREREQUISITES: [(&str, &str, &str); 14] = [
+const PREREQUISITES: [(&str, &str, &str); 16] = [
     ("mounter.", "strategy", "daemon"),
     ("systemd.", "strategy", "systemd"),
     ("initContainer.", "strategy", "systemd"),
@@ -22,6 +22,8 @@ const PREREQUISITES: [(&str, &str, &str); 14] = [
     ("sidecars.csiProvisioner.logLevel", "sidecars.csiProvisioner.enabled", "true"),
     ("sidecars.csiProvisioner.secretNamespaces", "sidecars.csiProvisioner.enabled", "true"),
     ("sidecars.csiProvisioner.resources", "sidecars.csiProvisioner.enabled", "true"),
+    ("volumeAdmission.allowedBuckets", "volumeAdmission.enabled", "true"),
+    ("networkPolicy.scrapers", "networkPolicy.enabled", "true"),
     ("networkPolicy.egress", "networkPolicy.enabled", "true"),
     ("tls.caCertData", "tls.caCertConfigMap", "private-ca"),
 ];
@@ -148,11 +150,12 @@ fn values_of_the_earlier_chart_are_accepted_and_mean_the_same() {
     let mut helm = helm();
     helm.arg("template").arg(chart::RELEASE).arg(directory()).args(["--kube-version", "1.33.0", "--values"]);
     helm.arg(environment::workspace().join(VALUES_OF_THE_EARLIER_CHART));
+    helm.args(["--set", "image.repository=storage/s3csi", "--set", "image.tag="]);
     let objects = chart::Objects::parse(&chart::run(helm).unwrap());
     let node = &objects.get("DaemonSet", "s3-csi-node")["spec"]["template"]["spec"];
     let plugin = &node["containers"][0];
     let variable = |name: &str| chart::elements(&plugin["env"]).find(|it| it["name"] == name).unwrap().clone();
-    assert_eq!(text(&plugin["image"]), "registry.example.com/ghcr.io/scality/mountpoint-s3-csi-driver:2.2.0");
+    assert_eq!(text(&plugin["image"]), concat!("registry.example.com/storage/s3csi:", env!("CARGO_PKG_VERSION")));
     assert_eq!(variable("AWS_ENDPOINT_URL")["value"], "http://s3.earlier.example:8000");
     assert_eq!(variable("AWS_REGION")["value"], "us-west-2");
     assert_eq!(variable("AWS_ACCESS_KEY_ID")["valueFrom"]["secretKeyRef"]["key"], "access_key_id");
@@ -161,6 +164,36 @@ fn values_of_the_earlier_chart_are_accepted_and_mean_the_same() {
     assert_eq!(node["nodeSelector"], json!({"kubernetes.io/os": "linux", "disk": "fast"}));
     assert_eq!(plugin["securityContext"]["seLinuxOptions"]["type"], "super_t");
     assert_eq!(plugin["resources"]["limits"]["memory"], "256Mi");
+}
+
+#[test]
+fn values_of_the_earlier_chart_that_mean_something_else_are_refused_with_a_sentence() {
+    let check = |path: &str, value: Value, expected: &str| {
+        let error = render_text(&[(path, value)]).unwrap_err();
+        assert!(error.contains(expected), "{path}: {error}");
+        assert!(!error.contains("additional properties"), "{path}: {error}");
+    };
+    let image = "ghcr.io/scality/mountpoint-s3-csi-driver";
+    check("image.repository", json!(image), "set image.repository to the image of s3csi in your registry");
+    check(
+        "image.repository",
+        json!("mirror.example.com/mountpoint-s3-csi-driver"),
+        "is the image of the Scality driver",
+    );
+    check("image.tag", json!("2.2.0"), "image.tag 2.2.0 is a version of the Scality driver");
+    check("experimental.podMounter", json!(false), "strategy=systemd in place of false");
+    check("node.mountpointInstallPath", json!("/opt/mountpoint-s3-csi/bin/"), "set systemd.engineDirectory");
+}
+
+#[test]
+fn values_of_the_earlier_chart_without_a_meaning_are_ignored() {
+    let without = render_text(&[]).unwrap();
+    let ignored = Schema::read().ignored;
+    let is_refused = |path: &str| ["experimental", "node.mountpointInstallPath"].contains(&path);
+    assert!(ignored.len() > 10, "{ignored:?}");
+    for path in ignored.iter().filter(|it| !is_refused(it)) {
+        assert!(render_text(&[(path, json!({"any": "thing"}))]).unwrap() == without, "{path} changes what is rendered");
+    }
 }
 
 #[test]

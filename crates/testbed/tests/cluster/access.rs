@@ -1,6 +1,6 @@
 //! Who may read and write what, and the shapes in which Pods mount volumes.
 
-use crate::world::{CLUSTER, Volume, Workload, delete_pods, eventually};
+use crate::world::{CLUSTER, NODE, OTHER_NODE, Volume, Workload, delete_pods, events, eventually};
 
 #[test]
 fn files_go_from_the_pod_to_the_bucket_and_back() {
@@ -16,7 +16,7 @@ fn files_go_from_the_pod_to_the_bucket_and_back() {
 }
 
 #[test]
-fn a_read_only_volume_refuses_writes_whoever_says_that_it_is() {
+fn a_read_only_volume_refuses_writes_however_it_was_declared() {
     Volume { access_mode: "ReadOnlyMany", ..Volume::new("all-read-only") }.create();
     Volume::new("one-reads").create();
     for bucket in ["all-read-only", "one-reads"] {
@@ -53,6 +53,25 @@ fn a_pod_that_is_not_root_writes_with_an_fs_group() {
     assert_eq!(workload.run("id -u; echo hello > /data/file; stat -c '%g %a' /data/file"), "1234\n5678 660\n");
     eventually("the file is in the bucket", || CLUSTER.object("with-group", "file").is_some_and(|it| it == b"hello\n"));
     workload.delete();
+}
+
+/// `ReadWriteOnce`, which Kubernetes does not enforce for drivers without an attach operation.
+#[test]
+fn a_claim_for_one_node_is_served_on_one_node_at_a_time() {
+    Volume { access_mode: "ReadWriteOnce", ..Volume::new("one-node") }.create();
+    let first = Workload::new("one-node-first", "one-node").start();
+    first.run("echo first > /data/first");
+    let second = Workload::new("one-node-second", "one-node").on(OTHER_NODE);
+    second.create();
+    let refused =
+        format!("the volume is ReadWriteOnce and in use on node {} by Pod default/{}", NODE.name(), first.name);
+    eventually("the Pod on the second node is refused", || {
+        events(&second.name, "VolumeNotServed").iter().any(|it| it.contains(&refused))
+    });
+    first.delete();
+    second.wait_until_it_runs();
+    assert_eq!(second.run("cat /data/first"), "first\n");
+    second.delete();
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn check_kubectl(control_plane: &ControlPlane, arguments: &[&str], expected: &st
 }
 
 #[test]
-fn objects_can_be_made_without_anybody_else() {
+fn objects_are_served_without_other_components() {
     SHARED.apply(&pod("made")).unwrap();
     check_kubectl(&SHARED, &["get", "pod", "made", "--output", "jsonpath={.spec.nodeName}"], "node-1");
 }

@@ -90,7 +90,7 @@ fn an_option_that_only_the_driver_decides_is_named_while_the_pod_runs() {
 
 /// kubelet gives up after two minutes, and its message says nothing. Ours is there before.
 #[test]
-fn who_waits_for_a_mountpoint_pod_is_told_why_before_kubelet_gives_up() {
+fn a_publish_that_waits_for_a_mountpoint_pod_reports_why_before_kubelet_gives_up() {
     let attributes = &[("mountpointContainerResourcesRequestsMemory", "100Ti")];
     Volume { attributes, ..Volume::new("no-room") }.create();
     let workload = Workload::new("no-room", "no-room");

@@ -6,6 +6,9 @@ use std::process::Command;
 use s3csi_testbed::image;
 use serde_json::{Value, json};
 
+/// What README.md promises.
+const LARGEST_IMAGE: u64 = 20_000_000;
+
 #[test]
 fn the_same_programs_give_the_same_image_and_nothing_else_is_in_it() {
     let directory = tempfile::Builder::new().prefix("s3csi-test-").tempdir_in("/tmp").unwrap();
@@ -14,6 +17,9 @@ fn the_same_programs_give_the_same_image_and_nothing_else_is_in_it() {
     assert!(digest.starts_with("sha256:") && digest.len() == 71, "{digest}");
     assert_eq!(image::write(&other).unwrap(), digest);
     assert!(std::fs::read(&one).unwrap() == std::fs::read(&other).unwrap(), "the archives differ");
+
+    let size = std::fs::metadata(&one).unwrap().len();
+    assert!(size < LARGEST_IMAGE, "the documentation promises less than {LARGEST_IMAGE} bytes; the image has {size}");
 
     let layer = biggest_blob(&one);
     let files = run("sh", &["-c", "tar -xOf \"$0\" \"$1\" | tar -tz", one.to_str().unwrap(), &layer]);

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
-use s3csi_testbed::cluster::{Change, Cluster, Place};
+use s3csi_testbed::cluster::{Cluster, ClusterHost, ServiceAction};
 use s3csi_testbed::leftovers::mounts_beneath;
 use s3csi_testbed::wait::wait_for;
 
@@ -27,22 +27,22 @@ fn pods_outlive_every_part_of_the_cluster_and_the_cluster_leaves_nothing() {
     cluster.apply(SLEEPER).unwrap();
     wait_for_pod(&cluster, "default", "sleeper");
     for service in ["etcd", "apiserver", "controller-manager", "scheduler"] {
-        cluster.service(Place::ControlPlane, Change::Kill, service).unwrap();
+        cluster.service(ClusterHost::ControlPlane, ServiceAction::Kill, service).unwrap();
     }
     for service in ["containerd", "kubelet"] {
-        cluster.service(Place::Node(1), Change::Kill, service).unwrap();
+        cluster.service(ClusterHost::Node(1), ServiceAction::Kill, service).unwrap();
     }
     eventually("a command runs in the Pod", || cluster.kubectl(&["exec", "sleeper", "--", "true"]).is_ok());
     let restarts = "jsonpath={.status.containerStatuses[0].restartCount}";
     assert_eq!(cluster.kubectl(&["get", "pod", "sleeper", "--output", restarts]).unwrap(), "0");
-    assert_eq!(cluster.run(Place::Node(1), &["systemctl", "is-system-running"]).unwrap().trim(), "running");
+    assert_eq!(cluster.run(ClusterHost::Node(1), &["systemctl", "is-system-running"]).unwrap().trim(), "running");
 
     drop(cluster);
     check_nothing_is_left(&directory);
 }
 
 #[test]
-fn a_cluster_whose_keeper_was_killed_is_gone_and_its_rest_is_swept_away() {
+fn a_cluster_whose_owner_was_killed_is_gone_and_its_leftovers_are_removed() {
     let cluster = Cluster::start("killed", 1).unwrap();
     let directory = cluster.directory().to_owned();
     kill_process(Pid::from_child(cluster.script()), Signal::KILL).unwrap();

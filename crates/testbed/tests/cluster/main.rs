@@ -15,4 +15,5 @@ mod restarts;
 mod rights;
 mod sharing;
 mod strategies;
+mod sub_paths;
 mod world;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::{LazyLock, PoisonError, RwLock};
 
 use rustix::fs::getxattr;
-use s3csi_testbed::cluster::{Cluster, Place};
+use s3csi_testbed::cluster::{Cluster, ClusterHost};
 use s3csi_testbed::{environment, image};
 use serde_json::Value;
 
@@ -25,7 +25,9 @@ static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
     cluster.load(&driver).unwrap();
     cluster.load(&provisioner).unwrap();
     let settings = ["controller.replicas=1", "controller.logLevel=4", "sidecars.csiProvisioner.enabled=true"];
-    let more = settings.into_iter().chain(["sidecars.csiProvisioner.image.pullPolicy=Never"]);
+    let more = settings
+        .into_iter()
+        .chain(["sidecars.csiProvisioner.image.pullPolicy=Never", "sidecars.csiProvisioner.secretNamespaces={*}"]);
     let more: Vec<&str> = more.flat_map(|it| ["--set", it]).collect();
     cluster.install_driver("kube-system", DRIVER, &more).unwrap();
     cluster
@@ -141,6 +143,18 @@ fn delete_volume_of(namespace: &str, pod: &str, claim: &str) {
     delete(namespace, "pvc", claim);
 }
 
+/// A user of the store who may create buckets; returns the secret key.
+#[track_caller]
+fn create_user(name: &str) -> String {
+    let versitygw = environment::tool("versitygw").unwrap();
+    let secret = format!("{name}-NeverPrintThis");
+    let keys = ["ADMIN_ACCESS_KEY=testbed", "ADMIN_SECRET_KEY=testbed-NeverPrintThis"];
+    let admin = [versitygw.to_str().unwrap(), "admin", "--allow-insecure", "--endpoint-url", "http://10.200.0.1:7070"];
+    let user = ["create-user", "--access", name, "--secret", &secret, "--role", "userplus"];
+    CLUSTER.run(ClusterHost::ControlPlane, &[&["env"], &keys[..], &admin, &user].concat()).unwrap();
+    secret
+}
+
 fn owner(bucket: &str) -> String {
     let mut list = vec![0; 4096];
     let length = getxattr(CLUSTER.bucket(bucket), "user.acl", list.as_mut_slice()).unwrap_or(0);
@@ -173,7 +187,7 @@ fn a_claim_becomes_a_bucket_and_goes_with_it() {
     delete_volume_of("default", "all", "all");
     eventually("the bucket is gone", || buckets("all-").is_empty());
     eventually("the volume is gone", || get(&["pv", volume["metadata"]["name"].as_str().unwrap()]).is_null());
-    check_nobody_was_refused();
+    check_no_request_was_forbidden();
 }
 
 #[test]
@@ -256,15 +270,9 @@ fn two_tenants_own_what_is_made_for_them() {
          csi.storage.k8s.io/node-publish-secret-name: s3-keys, \
          csi.storage.k8s.io/node-publish-secret-namespace: '${pvc.namespace}'",
     );
-    let versitygw = environment::tool("versitygw").unwrap();
     let mut made = Vec::new();
     for tenant in ["alice", "bob"] {
-        let secret = format!("{tenant}-NeverPrintThis");
-        let keys = ["ADMIN_ACCESS_KEY=testbed", "ADMIN_SECRET_KEY=testbed-NeverPrintThis"];
-        let admin =
-            [versitygw.to_str().unwrap(), "admin", "--allow-insecure", "--endpoint-url", "http://10.200.0.1:7070"];
-        let user = ["create-user", "--access", tenant, "--secret", &secret, "--role", "userplus"];
-        CLUSTER.run(Place::ControlPlane, &[&["env"], &keys[..], &admin, &user].concat()).unwrap();
+        let secret = create_user(tenant);
         CLUSTER
             .apply(&format!(
                 "
@@ -369,11 +377,47 @@ fn a_controller_that_dies_before_it_answers_makes_no_second_bucket() {
 
 /// The chart's roles grant all that the driver and the provisioner ask for.
 #[track_caller]
-fn check_nobody_was_refused() {
+fn check_no_request_was_forbidden() {
     let events = CLUSTER.audit().into_iter();
     let ours = events.filter(|it| it.user.username.starts_with("system:serviceaccount:kube-system:s3-csi-"));
     let refused = ours.filter(|it| it.response_status.as_ref().is_some_and(|it| it.code == 403));
     let refused: Vec<String> =
         refused.map(|it| format!("{} {} {}", it.user.username, it.verb, it.request_uri)).collect();
     assert!(refused.is_empty(), "the API server refused:\n{}", refused.join("\n"));
+}
+
+/// The external-provisioner deletes volumes without credentials if their Secret is gone: the driver's keys must not take its place.
+#[test]
+fn a_volume_whose_secret_was_deleted_is_not_deleted_with_the_driver_s_keys() {
+    let _peace = PEACE.read().unwrap_or_else(PoisonError::into_inner);
+    class(
+        "orphan",
+        "Immediate",
+        "onDelete: delete-all, bucketNamePrefix: orphan-, \
+         csi.storage.k8s.io/provisioner-secret-name: orphan-keys, \
+         csi.storage.k8s.io/provisioner-secret-namespace: '${pvc.namespace}'",
+    );
+    let secret = create_user("orphan");
+    let keys = format!(
+        "
+apiVersion: v1
+kind: Secret
+metadata: {{name: orphan-keys, namespace: default}}
+stringData: {{access_key_id: orphan, secret_access_key: {secret}}}
+"
+    );
+    CLUSTER.apply(&keys).unwrap();
+    claim("default", "orphan", "orphan");
+    let volume = wait_for_volume("default", "orphan");
+    let (name, bucket) = (volume["metadata"]["name"].as_str().unwrap(), attribute(&volume, "bucketName"));
+    CLUSTER.delete(&keys).unwrap();
+    delete("default", "pvc", "orphan");
+    eventually("the failed deletion is reported", || {
+        let events = CLUSTER.kubectl(&["get", "events", "--field-selector", &format!("involvedObject.name={name}")]);
+        events.is_ok_and(|it| it.contains("the volume was created with a provisioner secret, and the request has none"))
+    });
+    assert_eq!(buckets("orphan-"), [bucket.as_str()]);
+    CLUSTER.apply(&keys).unwrap();
+    eventually("the bucket is gone", || buckets("orphan-").is_empty());
+    eventually("the volume is gone", || get(&["pv", name]).is_null());
 }

@@ -1,7 +1,7 @@
 //! The life of a release, in a cluster of its own: taken over from the chart before ours, upgraded beneath a workload, uninstalled.
 
 use s3csi_testbed::chart::{directory, write_earlier_chart};
-use s3csi_testbed::cluster::{Cluster, Place};
+use s3csi_testbed::cluster::{Cluster, ClusterHost};
 use s3csi_testbed::image;
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ fn a_release_is_taken_over_upgraded_and_uninstalled() {
         [format!("customresourcedefinition.apiextensions.k8s.io/{DEFINITION}"), "namespace/mount-s3".to_owned()]
     );
     let files = cluster.run(
-        Place::Node(1),
+        ClusterHost::Node(1),
         &["find", "/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "-not", "-type", "d"],
     );
     assert_eq!(files.unwrap(), "", "sockets of the plugin");

@@ -1,7 +1,7 @@
 //! Parts of the driver and of the node end and come back; workloads notice nothing.
 
 use rustix::process::{Signal, kill_process};
-use s3csi_testbed::cluster::{Change, Place};
+use s3csi_testbed::cluster::{ClusterHost, ServiceAction};
 
 use crate::world::{
     CLUSTER, DRIVER, NAMESPACE, OTHER_NODE, Volume, Workload, alone, engines_of, eventually, is_registered,
@@ -12,7 +12,7 @@ const NODE_PLUGIN: &str = "daemonset/s3-csi-node";
 
 /// Ends the node plugin on a node, and waits for the next one.
 #[track_caller]
-pub fn restart_plugin(namespace: &str, place: Place) {
+pub fn restart_plugin(namespace: &str, place: ClusterHost) {
     let node = format!("spec.nodeName={}", place.name());
     let path =
         format!("/api/v1/namespaces/{namespace}/pods?labelSelector=app=scality-s3-csi-node&fieldSelector={node}");
@@ -57,7 +57,7 @@ fn the_registration_survives_a_restart_of_kubelet_and_of_the_plugin() {
     let old = Workload::new("registered-before", "registered").on(OTHER_NODE).start();
     old.run("echo hello > /data/file");
 
-    CLUSTER.service(OTHER_NODE, Change::Restart, "kubelet").unwrap();
+    CLUSTER.service(OTHER_NODE, ServiceAction::Restart, "kubelet").unwrap();
     let new = Workload::new("registered-after", "registered").on(OTHER_NODE).start();
     assert!(is_registered(OTHER_NODE, DRIVER));
     assert_eq!(new.run("cat /data/file"), "hello\n");

@@ -1,10 +1,12 @@
 //! The same suite for each strategy, each installed from the chart: three drivers beside each other in one cluster.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::LazyLock;
 
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::restarts::restart_plugin;
+use crate::sub_paths::check_sub_paths;
 use crate::world::{
     CLUSTER, DRIVER, NAMESPACE, NODE, OTHER_NODE, Volume, Workload, alone, delete_pods, engines_of, events, eventually,
     is_registered, mounts, pod,
@@ -33,6 +35,23 @@ fn install(Installed { strategy, driver, namespace, .. }: &Installed) {
 #[test]
 fn strategy_pod() {
     check(&POD);
+}
+
+#[test]
+fn sub_paths_with_strategy_pod() {
+    check_sub_paths(POD.strategy, POD.driver);
+}
+
+#[test]
+fn sub_paths_with_strategy_systemd() {
+    LazyLock::force(&SYSTEMD_IS_INSTALLED);
+    check_sub_paths(SYSTEMD.strategy, SYSTEMD.driver);
+}
+
+#[test]
+fn sub_paths_with_strategy_daemon() {
+    LazyLock::force(&DAEMON_IS_INSTALLED);
+    check_sub_paths(DAEMON.strategy, DAEMON.driver);
 }
 
 #[test]
@@ -83,7 +102,10 @@ fn check(installed: &Installed) {
 
     for engine in engines_of(&writable) {
         let (user, capabilities) = privileges(engine);
-        assert_eq!(user == 0, installed.strategy != "pod", "{engine} of strategy {}", installed.strategy);
+        // Of processes that may be neither dumped nor inspected: engines of other volumes have the same user.
+        let owner = std::fs::metadata(format!("/proc/{engine}/environ")).unwrap().uid();
+        assert_eq!(owner, 0, "{engine} of strategy {} can be inspected by its user", installed.strategy);
+        assert_eq!(user == 0, installed.strategy == "systemd", "{engine} of strategy {}", installed.strategy);
         assert_eq!(capabilities == 0, installed.strategy != "systemd", "{engine} of strategy {}", installed.strategy);
     }
     check_engines_may_die(&writable, &reader);

@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use s3csi_testbed::engine::{Engine, Trust};
+use s3csi_s3_server::store::{Account, Store};
+use s3csi_s3_server::{Config, Transport};
+use s3csi_testbed::engine::{EngineLauncher, Trust};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::s3::{Config, Transport};
-use s3csi_testbed::store::{Account, Store};
 
 use crate::on_both_servers;
 use crate::world::{BUCKET, World, in_process_with, start_versitygw};
@@ -19,7 +19,7 @@ fn two_accounts_use_their_own_buckets_side_by_side(world: &World) {
         world.store.create_bucket(bucket, account).unwrap();
     }
     let engine = |account: &Account, bucket: &str| {
-        Engine::new(&world.fixture, world.store.as_ref(), bucket).writable().account(account)
+        EngineLauncher::new(&world.fixture, world.store.as_ref(), bucket).writable().account(account)
     };
     let first = engine(&alice, "alices-bucket").mount();
     let second = engine(&bob, "bobs-bucket").mount();
@@ -32,7 +32,7 @@ fn two_accounts_use_their_own_buckets_side_by_side(world: &World) {
 }
 
 fn check_trust(fixture: &Fixture, store: &dyn Store, trust: Trust) {
-    let mount = Engine::new(fixture, store, BUCKET).writable().trust(trust).mount();
+    let mount = EngineLauncher::new(fixture, store, BUCKET).writable().trust(trust).mount();
     fs::write(mount.path("file"), "over TLS").unwrap();
     assert_eq!(store.object(BUCKET, "file").unwrap(), "over TLS");
     assert_eq!(fs::read(mount.path("file")).unwrap(), b"over TLS");

@@ -7,13 +7,13 @@ use std::process::Command;
 use std::thread;
 
 use rustix::io::Errno;
-use s3csi_testbed::s3::{Config, Operation};
+use s3csi_s3_server::{Config, S3Operation};
 use s3csi_testbed::wait::wait_for;
 use s3csi_testbed::world::read_ahead;
 use sha2::{Digest as _, Sha256};
 
 use crate::on_both_servers;
-use crate::world::{BUCKET, World, check_refused, in_process_with, listing, noise};
+use crate::world::{BUCKET, World, check_errno, in_process_with, listing, noise};
 
 on_both_servers!(
     a_written_file_is_stored_and_read_back,
@@ -53,7 +53,7 @@ fn a_file_shows_its_size_mode_and_times(world: &World) {
     assert!(age.as_secs() < 600, "the file is {age:?} old");
     let directory = fs::metadata(mount.path("a")).unwrap();
     assert_eq!((directory.is_dir(), directory.permissions().mode() & 0o7777), (true, 0o755));
-    check_refused(fs::metadata(mount.path("missing")), &[Errno::NOENT]);
+    check_errno(fs::metadata(mount.path("missing")), &[Errno::NOENT]);
     mount.unmount();
 }
 
@@ -69,7 +69,7 @@ fn a_file_can_be_overwritten(world: &World) {
 fn overwriting_needs_permission(world: &World) {
     world.put("file", b"old");
     let mount = world.engine().argument("--allow-delete").mount();
-    check_refused(fs::write(mount.path("file"), "new"), &[Errno::PERM, Errno::EXIST, Errno::ACCESS]);
+    check_errno(fs::write(mount.path("file"), "new"), &[Errno::PERM, Errno::EXIST, Errno::ACCESS]);
     world.check_object("file", b"old");
     mount.unmount();
 }
@@ -79,14 +79,14 @@ fn a_file_can_be_deleted(world: &World) {
     let mount = world.mount();
     fs::remove_file(mount.path("file")).unwrap();
     assert_eq!(world.object("file"), None);
-    check_refused(File::open(mount.path("file")), &[Errno::NOENT]);
+    check_errno(File::open(mount.path("file")), &[Errno::NOENT]);
     mount.unmount();
 }
 
 fn deleting_needs_permission(world: &World) {
     world.put("file", b"content");
     let mount = world.engine().argument("--allow-overwrite").mount();
-    check_refused(fs::remove_file(mount.path("file")), &[Errno::PERM, Errno::ACCESS]);
+    check_errno(fs::remove_file(mount.path("file")), &[Errno::PERM, Errno::ACCESS]);
     world.check_object("file", b"content");
     mount.unmount();
 }
@@ -183,7 +183,7 @@ fn small_files_read_one_after_the_other_are_right(world: &World) {
     let mount = world.mount();
     for (key, content) in &files {
         assert!(fs::read(mount.path(key)).unwrap() == *content, "{key} was read wrong");
-        check_refused(fs::read(mount.path(&format!("{key}-missing"))), &[Errno::NOENT]);
+        check_errno(fs::read(mount.path(&format!("{key}-missing"))), &[Errno::NOENT]);
     }
     let file = File::open(mount.path("many/03")).unwrap();
     let mut middle = [0; 50];
@@ -204,13 +204,13 @@ fn the_content_of_a_small_file_is_asked_for_together_with_its_attributes() {
     for name in &names {
         world.store.forget_requests();
         assert_eq!(fs::read(mount.path(name)).unwrap(), name.as_bytes());
-        assert_eq!(world.store.count(Operation::GetObject), 1, "each file is fetched once");
+        assert_eq!(world.store.count(S3Operation::GetObject), 1, "each file is fetched once");
     }
     // The engine expects that files of this directory are read, and cannot know that this one is not.
     world.store.forget_requests();
     world.put("many/8", b"new");
     assert_eq!(fs::metadata(mount.path("many/8")).unwrap().len(), 3);
-    wait_for("the content is asked for", || world.store.count(Operation::GetObject) == 1);
+    wait_for("the content is asked for", || world.store.count(S3Operation::GetObject) == 1);
     mount.unmount();
 }
 

@@ -3,10 +3,10 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use s3csi_testbed::engine::{Engine, Refusal, Trust};
+use s3csi_s3_server::store::{Account, SECRET_MARK};
+use s3csi_s3_server::{Config, Effect, Fault, Transport};
+use s3csi_testbed::engine::{EngineLauncher, FailedStart, Trust};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::s3::{Config, Effect, Fault, Transport};
-use s3csi_testbed::store::{Account, SECRET_MARK};
 
 use crate::on_both_servers;
 use crate::world::{BUCKET, World, in_process_with, start_versitygw};
@@ -19,16 +19,16 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(35);
 
 on_both_servers!(
     a_missing_bucket_is_named,
-    a_wrong_secret_is_told,
-    an_unknown_access_key_is_told,
-    missing_credentials_are_told,
+    a_wrong_secret_is_reported,
+    an_unknown_access_key_is_reported,
+    missing_credentials_are_reported,
     the_bucket_of_another_account_is_refused,
 );
 
 /// `words`: at least one of them, in any case, is in the one line that a user gets to see.
 #[track_caller]
-fn check(refusal: &Refusal, words: &[&str]) {
-    let Refusal { status, output, errors, took } = refusal;
+fn check(refusal: &FailedStart, words: &[&str]) {
+    let FailedStart { status, output, errors, took } = refusal;
     println!("after {took:?}: {errors}");
     assert_eq!(status.code(), Some(1), "{errors}");
     let lines: Vec<&str> = errors.lines().collect();
@@ -44,23 +44,23 @@ fn check(refusal: &Refusal, words: &[&str]) {
 }
 
 fn a_missing_bucket_is_named(world: &World) {
-    let engine = Engine::new(&world.fixture, world.store.as_ref(), "missing-bucket");
+    let engine = EngineLauncher::new(&world.fixture, world.store.as_ref(), "missing-bucket");
     check(&engine.refusal(LIMIT), &["missing-bucket"]);
 }
 
-fn a_wrong_secret_is_told(world: &World) {
+fn a_wrong_secret_is_reported(world: &World) {
     let wrong = Account::new(&world.store.account().access_key, &format!("wrong-{SECRET_MARK}"));
     check(&world.engine().account(&wrong).refusal(LIMIT), &["signature", "secret"]);
 }
 
-fn an_unknown_access_key_is_told(world: &World) {
+fn an_unknown_access_key_is_reported(world: &World) {
     check(
         &world.engine().account(&Account::named("nobody")).refusal(LIMIT),
         &["access key", "credentials", "does not exist"],
     );
 }
 
-fn missing_credentials_are_told(world: &World) {
+fn missing_credentials_are_reported(world: &World) {
     check(&world.engine().without_account().refusal(LIMIT), &["credentials"]);
 }
 
@@ -71,7 +71,7 @@ fn the_bucket_of_another_account_is_refused(world: &World) {
 }
 
 #[test]
-fn an_endpoint_that_refuses_connections_is_told() {
+fn an_endpoint_that_refuses_connections_is_reported() {
     let world = in_process_with("unreachable", Config::default());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -81,14 +81,14 @@ fn an_endpoint_that_refuses_connections_is_told() {
 }
 
 #[test]
-fn an_endpoint_that_cannot_be_resolved_is_told() {
+fn an_endpoint_that_cannot_be_resolved_is_reported() {
     let world = in_process_with("unresolvable", Config::default());
     let refusal = world.engine().endpoint("http://no-such-host.invalid").refusal(LIMIT);
     check(&refusal, &["no-such-host.invalid", "resolve", "dns"]);
 }
 
 #[test]
-fn an_endpoint_that_never_answers_is_told() {
+fn an_endpoint_that_never_answers_is_reported() {
     let world = in_process_with("frozen-start", Config::default());
     let fault = world.store.inject(Fault::new(Effect::Frozen));
     check(&world.engine().refusal(SILENCE_LIMIT), &["answer"]);
@@ -96,28 +96,31 @@ fn an_endpoint_that_never_answers_is_told() {
 }
 
 #[test]
-fn an_endpoint_that_drops_connections_is_told() {
+fn an_endpoint_that_drops_connections_is_reported() {
     let world = in_process_with("dropping-start", Config::default());
     let _fault = world.store.inject(Fault::new(Effect::Dropped));
     check(&world.engine().refusal(SILENCE_LIMIT), &["answer", "reach"]);
 }
 
 #[test]
-fn an_untrusted_certificate_is_told() {
+fn an_untrusted_certificate_is_reported() {
     let world = in_process_with("untrusted", Config { transport: Transport::Tls, ..Config::default() });
-    check(&world.engine().trust(Trust::Nobody).refusal(LIMIT), &["certificate", "tls"]);
+    check(&world.engine().trust(Trust::Nothing).refusal(LIMIT), &["certificate", "tls"]);
 }
 
 #[test]
-fn an_untrusted_certificate_of_versitygw_is_told() {
+fn an_untrusted_certificate_of_versitygw_is_reported() {
     let fixture = Fixture::new("untrusted");
     let store = start_versitygw(&fixture, Transport::Tls);
-    check(&Engine::new(&fixture, store.as_ref(), BUCKET).trust(Trust::Nobody).refusal(LIMIT), &["certificate", "tls"]);
+    check(
+        &EngineLauncher::new(&fixture, store.as_ref(), BUCKET).trust(Trust::Nothing).refusal(LIMIT),
+        &["certificate", "tls"],
+    );
     drop(store);
 }
 
 #[test]
-fn bad_arguments_are_told() {
+fn invalid_arguments_are_reported() {
     let world = in_process_with("arguments", Config::default());
     for (arguments, word) in [
         (["--no-such-flag"].as_slice(), "--no-such-flag"),

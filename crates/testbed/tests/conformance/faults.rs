@@ -5,9 +5,9 @@ use std::io::{self, Write as _};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use s3csi_testbed::s3::{Config, Effect, Fault, Operation, S3Server};
+use s3csi_s3_server::{Config, Effect, Fault, S3Operation, S3Server};
 
-use crate::world::{World, check_refused, in_process_with, noise};
+use crate::world::{World, check_errno, in_process_with, noise};
 
 fn world(rule: &str) -> World<S3Server> {
     in_process_with(rule, Config::default())
@@ -20,7 +20,7 @@ fn check_read_survives(effect: Effect) {
     let content = noise(3, 3 * 1024 * 1024);
     world.put("file", &content);
     let mount = world.mount();
-    let fault = world.store.inject(Fault::new(effect).operation(Operation::GetObject).times(2));
+    let fault = world.store.inject(Fault::new(effect).operation(S3Operation::GetObject).times(2));
     assert!(fs::read(mount.path("file")).unwrap() == content, "{effect:?}: other content");
     assert!(0 < fault.hits(), "{effect:?}: never met");
     mount.unmount();
@@ -28,7 +28,7 @@ fn check_read_survives(effect: Effect) {
 
 /// The file is stored although the server misbehaves at first.
 #[track_caller]
-fn check_write_survives(effect: Effect, operation: Operation, size: usize) {
+fn check_write_survives(effect: Effect, operation: S3Operation, size: usize) {
     let world = world("write-fault");
     let content = noise(4, size);
     let mount = world.mount();
@@ -53,10 +53,10 @@ fn a_truncated_answer_is_never_taken_for_a_whole_one() {
 
 #[test]
 fn writes_outlive_short_failures() {
-    check_write_survives(Effect::Unavailable, Operation::PutObject, 1000);
-    check_write_survives(Effect::Dropped, Operation::PutObject, 1000);
-    check_write_survives(Effect::Unavailable, Operation::UploadPart, 12 * 1024 * 1024);
-    check_write_survives(Effect::Dropped, Operation::CompleteMultipartUpload, 12 * 1024 * 1024);
+    check_write_survives(Effect::Unavailable, S3Operation::PutObject, 1000);
+    check_write_survives(Effect::Dropped, S3Operation::PutObject, 1000);
+    check_write_survives(Effect::Unavailable, S3Operation::UploadPart, 12 * 1024 * 1024);
+    check_write_survives(Effect::Dropped, S3Operation::CompleteMultipartUpload, 12 * 1024 * 1024);
 }
 
 #[test]
@@ -64,8 +64,8 @@ fn a_refused_read_is_an_error() {
     let world = world("denied-read");
     world.put("file", b"content");
     let mount = world.mount();
-    let fault = world.store.inject(Fault::new(Effect::Denied).operation(Operation::GetObject));
-    check_refused(fs::read(mount.path("file")), &[Errno::IO, Errno::ACCESS, Errno::PERM]);
+    let fault = world.store.inject(Fault::new(Effect::Denied).operation(S3Operation::GetObject));
+    check_errno(fs::read(mount.path("file")), &[Errno::IO, Errno::ACCESS, Errno::PERM]);
     fault.release();
     assert_eq!(fs::read(mount.path("file")).unwrap(), b"content");
     mount.unmount();
@@ -76,14 +76,14 @@ fn an_object_that_vanished_is_an_error() {
     let world = world("vanished");
     world.put("file", b"content");
     let mount = world.mount();
-    let _fault = world.store.inject(Fault::new(Effect::NotFound).operation(Operation::GetObject));
-    check_refused(fs::read(mount.path("file")), &[Errno::IO, Errno::NOENT, Errno::STALE]);
+    let _fault = world.store.inject(Fault::new(Effect::NotFound).operation(S3Operation::GetObject));
+    check_errno(fs::read(mount.path("file")), &[Errno::IO, Errno::NOENT, Errno::STALE]);
     mount.unmount();
 }
 
 /// Neither of the two may claim success: write, or else fsync and close.
 #[track_caller]
-fn check_write_fails(operation: Operation, size: usize) {
+fn check_write_fails(operation: S3Operation, size: usize) {
     let world = world("denied-write");
     let mount = world.mount();
     let fault = world.store.inject(Fault::new(Effect::Denied).operation(operation));
@@ -92,7 +92,7 @@ fn check_write_fails(operation: Operation, size: usize) {
         file.write_all(&noise(5, size))?;
         file.sync_all()
     };
-    check_refused(write(), &[Errno::IO, Errno::ACCESS, Errno::PERM]);
+    check_errno(write(), &[Errno::IO, Errno::ACCESS, Errno::PERM]);
     assert!(0 < fault.hits());
     assert_eq!(world.object("file"), None);
     mount.unmount();
@@ -100,10 +100,10 @@ fn check_write_fails(operation: Operation, size: usize) {
 
 #[test]
 fn a_refused_write_is_an_error() {
-    check_write_fails(Operation::PutObject, 1000);
-    check_write_fails(Operation::CreateMultipartUpload, 12 * 1024 * 1024);
-    check_write_fails(Operation::UploadPart, 12 * 1024 * 1024);
-    check_write_fails(Operation::CompleteMultipartUpload, 12 * 1024 * 1024);
+    check_write_fails(S3Operation::PutObject, 1000);
+    check_write_fails(S3Operation::CreateMultipartUpload, 12 * 1024 * 1024);
+    check_write_fails(S3Operation::UploadPart, 12 * 1024 * 1024);
+    check_write_fails(S3Operation::CompleteMultipartUpload, 12 * 1024 * 1024);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn a_frozen_answer_is_waited_for() {
     let world = world("frozen");
     world.put("file", b"content");
     let mount = world.mount();
-    let fault = world.store.inject(Fault::new(Effect::Frozen).operation(Operation::GetObject));
+    let fault = world.store.inject(Fault::new(Effect::Frozen).operation(S3Operation::GetObject));
     let path = mount.path("file");
     let reader = std::thread::spawn(move || fs::read(path));
     s3csi_testbed::wait::wait_for("the read has reached the server", || 0 < fault.hits());

@@ -5,25 +5,26 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod attributes;
 mod content;
+mod editing;
 mod errors;
 mod faults;
-mod looks;
+mod fsx;
+mod hostile;
+mod lookups;
 mod modes;
 mod moves;
 mod names;
+mod page_cache;
+mod programs;
 mod uploads;
 mod world;
 
 /// `on_both_servers!(rule, …)` where each rule is a `fn(&World)` of the same module.
 macro_rules! on_both_servers {
     ($($rule:ident),* $(,)?) => {
-        mod in_process {
-            $(#[test] fn $rule() { super::$rule(&crate::world::World::in_process(stringify!($rule))); })*
-        }
-        mod versitygw {
-            $(#[test] fn $rule() { super::$rule(&crate::world::World::versitygw(stringify!($rule))); })*
-        }
+        s3csi_testbed::on_both_servers!(crate::world::BUCKETS; $($rule),*);
     };
 }
 pub(crate) use on_both_servers;

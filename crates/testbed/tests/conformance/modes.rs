@@ -8,7 +8,7 @@ use s3csi_driver::host::Access;
 use s3csi_testbed::leftovers::mounts_beneath;
 
 use crate::on_both_servers;
-use crate::world::{World, check_refused, listing};
+use crate::world::{BUCKETS, World, check_errno, listing};
 
 on_both_servers!(
     a_read_only_mount_reads_and_never_writes,
@@ -21,11 +21,11 @@ fn a_read_only_mount_reads_and_never_writes(world: &World) {
     world.put("file", b"content");
     let mount = world.engine().argument("--read-only").mount();
     assert_eq!(fs::read(mount.path("file")).unwrap(), b"content");
-    check_refused(fs::write(mount.path("new"), "new"), &[Errno::ROFS]);
-    check_refused(fs::write(mount.path("file"), "new"), &[Errno::ROFS]);
-    check_refused(fs::remove_file(mount.path("file")), &[Errno::ROFS]);
-    check_refused(fs::create_dir(mount.path("directory")), &[Errno::ROFS]);
-    check_refused(fs::rename(mount.path("file"), mount.path("new")), &[Errno::ROFS]);
+    check_errno(fs::write(mount.path("new"), "new"), &[Errno::ROFS]);
+    check_errno(fs::write(mount.path("file"), "new"), &[Errno::ROFS]);
+    check_errno(fs::remove_file(mount.path("file")), &[Errno::ROFS]);
+    check_errno(fs::create_dir(mount.path("directory")), &[Errno::ROFS]);
+    check_errno(fs::rename(mount.path("file"), mount.path("new")), &[Errno::ROFS]);
     assert_eq!(world.keys(), ["file"]);
     mount.unmount();
 }
@@ -50,13 +50,13 @@ fn a_passed_descriptor_is_served_read_only(world: &World) {
     world.put("file", b"content");
     let mount = world.engine().argument("--read-only").mount_by_descriptor(Access::ReadOnly);
     assert_eq!(fs::read(mount.path("file")).unwrap(), b"content");
-    check_refused(fs::write(mount.path("new"), "new"), &[Errno::ROFS]);
+    check_errno(fs::write(mount.path("new"), "new"), &[Errno::ROFS]);
     mount.unmount();
 }
 
 #[test]
 fn a_terminated_engine_takes_its_own_mount_away() {
-    let world = World::in_process("terminated");
+    let world = World::in_process("terminated", BUCKETS);
     let mount = world.mount();
     let process = mount.process().unwrap();
     let status = process.terminate();
@@ -66,18 +66,18 @@ fn a_terminated_engine_takes_its_own_mount_away() {
 
 #[test]
 fn a_killed_engine_leaves_a_mount_that_answers_with_an_error_at_once() {
-    let world = World::in_process("killed");
+    let world = World::in_process("killed", BUCKETS);
     world.put("file", b"content");
     let mount = world.mount();
     mount.process().unwrap().signal(Signal::KILL);
     mount.process().unwrap().wait_for_end();
-    check_refused(fs::metadata(mount.path("file")), &[Errno::NOTCONN]);
-    check_refused(fs::read_dir(mount.directory()), &[Errno::NOTCONN]);
+    check_errno(fs::metadata(mount.path("file")), &[Errno::NOTCONN]);
+    check_errno(fs::read_dir(mount.directory()), &[Errno::NOTCONN]);
 }
 
 #[test]
 fn the_mount_is_found_by_its_name() {
-    let world = World::in_process("named");
+    let world = World::in_process("named", BUCKETS);
     let mount = world.mount();
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let place = mount.directory().to_str().unwrap();

@@ -1,16 +1,21 @@
 //! Directories, listings and names that need care on their way to the server.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 
 use rustix::io::Errno;
 
 use crate::on_both_servers;
-use crate::world::{World, check_refused, listing};
+use crate::world::{World, check_errno, listing};
 
 on_both_servers!(
     directories_can_be_made_and_removed,
     files_in_nested_directories_are_stored_by_their_whole_path,
     a_directory_with_files_is_not_removed,
+    empty_directories_are_kept,
+    a_tree_is_removed,
+    a_directory_stays_when_its_last_file_goes,
+    a_removed_directory_that_is_in_use_has_no_links,
     prefixes_of_keys_are_directories,
     every_name_comes_back_as_it_was_written,
     a_listing_of_more_than_one_page_is_complete,
@@ -21,7 +26,7 @@ fn directories_can_be_made_and_removed(world: &World) {
     fs::create_dir(mount.path("directory")).unwrap();
     assert!(fs::metadata(mount.path("directory")).unwrap().is_dir());
     assert_eq!(listing(mount.directory()), ["directory"]);
-    check_refused(fs::create_dir(mount.path("directory")), &[Errno::EXIST]);
+    check_errno(fs::create_dir(mount.path("directory")), &[Errno::EXIST]);
     fs::remove_dir(mount.path("directory")).unwrap();
     assert_eq!(listing(mount.directory()), Vec::<String>::new());
     mount.unmount();
@@ -42,8 +47,58 @@ fn files_in_nested_directories_are_stored_by_their_whole_path(world: &World) {
 fn a_directory_with_files_is_not_removed(world: &World) {
     world.put("directory/file", b"content");
     let mount = world.mount();
-    check_refused(fs::remove_dir(mount.path("directory")), &[Errno::NOTEMPTY, Errno::PERM]);
+    check_errno(fs::remove_dir(mount.path("directory")), &[Errno::NOTEMPTY, Errno::PERM]);
     world.check_object("directory/file", b"content");
+    mount.unmount();
+}
+
+fn empty_directories_are_kept(world: &World) {
+    let mount = world.mount();
+    fs::create_dir_all(mount.path("a/b")).unwrap();
+    mount.unmount();
+    let mount = world.mount();
+    assert_eq!(listing(&mount.path("a")), ["b"]);
+    fs::remove_dir(mount.path("a/b")).unwrap();
+    fs::remove_dir(mount.path("a")).unwrap();
+    assert_eq!(world.keys(), Vec::<String>::new());
+    mount.unmount();
+}
+
+fn a_tree_is_removed(world: &World) {
+    for key in ["tree/1", "tree/a/2", "tree/a/b/3", "tree/a/b/4"] {
+        world.put(key, key.as_bytes());
+    }
+    let mount = world.mount();
+    fs::create_dir(mount.path("tree/empty")).unwrap();
+    fs::write(mount.path("tree/empty/new"), "new").unwrap();
+    fs::remove_dir_all(mount.path("tree")).unwrap();
+    assert_eq!(listing(mount.directory()), Vec::<String>::new());
+    assert_eq!(world.keys(), Vec::<String>::new());
+    mount.unmount();
+}
+
+fn a_directory_stays_when_its_last_file_goes(world: &World) {
+    world.put("directory/file", b"content");
+    let mount = world.mount();
+    fs::remove_file(mount.path("directory/file")).unwrap();
+    assert!(fs::metadata(mount.path("directory")).unwrap().is_dir());
+    assert_eq!(listing(&mount.path("directory")), Vec::<String>::new());
+    fs::write(mount.path("directory/again"), "again").unwrap();
+    world.check_object("directory/again", b"again");
+    mount.unmount();
+}
+
+/// kubelet takes ENOENT for the root of a bind mount for "not mounted" and never removes the Pod.
+fn a_removed_directory_that_is_in_use_has_no_links(world: &World) {
+    let mount = world.mount();
+    fs::create_dir(mount.path("directory")).unwrap();
+    let directory = fs::File::open(mount.path("directory")).unwrap();
+    fs::remove_dir(mount.path("directory")).unwrap();
+    let attributes = directory.metadata().unwrap();
+    assert!(attributes.is_dir());
+    assert_eq!(attributes.nlink(), 0);
+    check_errno(fs::metadata(mount.path("directory")), &[Errno::NOENT]);
+    drop(directory);
     mount.unmount();
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 
-use s3csi_testbed::s3::{Config, Operation};
+use s3csi_s3_server::{Config, S3Operation};
 
 use crate::on_both_servers;
 use crate::world::{World, in_process_with, noise};
@@ -72,25 +72,25 @@ fn check_empty(world: &World, checksums: &str) {
 
 #[test]
 fn a_small_file_costs_exactly_one_put() {
-    check_requests(&[1, 4096, 5 * MEBIBYTE], [Operation::PutObject].as_slice());
+    check_requests(&[1, 4096, 5 * MEBIBYTE], [S3Operation::PutObject].as_slice());
 }
 
 #[test]
 fn a_file_above_the_limit_is_a_multipart_upload() {
-    let expected = [Operation::CreateMultipartUpload, Operation::UploadPart, Operation::CompleteMultipartUpload];
+    let expected = [S3Operation::CreateMultipartUpload, S3Operation::UploadPart, S3Operation::CompleteMultipartUpload];
     check_requests(&[5 * MEBIBYTE + 1, 8 * MEBIBYTE], &expected);
 }
 
 #[track_caller]
-fn check_requests(sizes: &[usize], expected: &[Operation]) {
+fn check_requests(sizes: &[usize], expected: &[S3Operation]) {
     let world = in_process_with("requests", Config::default());
     let mount = world.mount();
     for size in sizes {
         world.store.forget_requests();
         fs::write(mount.path("file"), noise(1, *size)).unwrap();
         let requests = world.store.requests().into_iter().map(|it| it.operation);
-        let is_look = |it: &Operation| matches!(it, Operation::HeadObject | Operation::ListObjectsV2);
-        let writes: Vec<Operation> = requests.filter(|it| !is_look(it)).collect();
+        let is_look = |it: &S3Operation| matches!(it, S3Operation::HeadObject | S3Operation::ListObjectsV2);
+        let writes: Vec<S3Operation> = requests.filter(|it| !is_look(it)).collect();
         assert_eq!(writes, expected, "{size} bytes");
     }
     mount.unmount();

@@ -4,11 +4,11 @@ use serde_json::json;
 
 use crate::sharing::legacy_attachment;
 use crate::world::objects::on;
-use crate::world::{Order, Workload, World, eventually};
+use crate::world::{Workload, WorkloadOptions, World, eventually};
 
 const SERVED: [&str; 2] = ["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Running"];
 
-fn plain() -> Order {
+fn plain() -> WorkloadOptions {
     on("node", &["pv"])
 }
 
@@ -73,7 +73,7 @@ async fn c25_a_workload_that_is_terminating_but_runs_keeps_its_mount() {
 }
 
 #[tokio::test]
-async fn the_last_one_to_leave_ends_the_mountpoint_pod_whoever_came_first() {
+async fn the_last_workload_to_leave_ends_the_mountpoint_pod() {
     let (world, a) = served("last").await;
     let b = world.workload("b", plain()).await;
     world.check(&[&a, &b], &["attachment pv on node: mp(a)=a b", "pod mp(a) of pv on node: Running"]).await;
@@ -84,7 +84,7 @@ async fn the_last_one_to_leave_ends_the_mountpoint_pod_whoever_came_first() {
 }
 
 #[tokio::test]
-async fn a_workload_made_anew_does_not_use_what_is_ending() {
+async fn a_recreated_workload_does_not_use_a_mountpoint_pod_that_is_ending() {
     let (world, a) = served("anew").await;
     world.remove(&a).await;
     world.check(&[&a], &["pod mp(a) of pv on node: Running retired"]).await;
@@ -141,7 +141,7 @@ async fn a_workload_that_is_attached_twice_stays_where_it_was_first() {
 }
 
 #[tokio::test]
-async fn entries_of_workloads_that_nobody_knows_are_removed_after_two_minutes_and_not_before() {
+async fn entries_of_unknown_workloads_are_removed_after_two_minutes_and_not_before() {
     let (world, a) = served("stale").await;
     let pod = format!("mp-{}", "1".repeat(56));
     let entry = |uid: &str, at: i64| {
@@ -164,7 +164,7 @@ fn api_time(seconds_from_now: i64) -> String {
 }
 
 #[tokio::test]
-async fn a_workload_that_died_before_its_attachment_was_seen_blocks_nobody() {
+async fn a_workload_that_died_before_its_attachment_was_seen_blocks_no_other() {
     let world = World::shared("died").await;
     world.volume("pv").await;
     let a = world.workload("a", plain()).await;
@@ -208,7 +208,7 @@ async fn a_volume_that_is_deleted_while_used_changes_nothing() {
 }
 
 #[tokio::test]
-async fn pods_that_somebody_else_put_into_the_namespace_are_none_of_our_business() {
+async fn foreign_pods_in_the_namespace_are_ignored() {
     let (world, a) = served("strangers").await;
     let stranger = json!({
         "metadata": { "name": "mp-stranger" },

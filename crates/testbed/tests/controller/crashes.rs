@@ -1,7 +1,7 @@
 //! The controller is killed between any two calls, and the next one repairs: nothing is lost, doubled or retired in use.
 
 use clap::ValueEnum as _;
-use s3csi_driver::controller::steps::Step;
+use s3csi_driver::controller::failpoints::Failpoint;
 use s3csi_testbed::wait::SOON;
 
 use crate::world::objects::on;
@@ -10,7 +10,7 @@ use crate::world::{CONTROL_PLANE, World};
 const OFF: &str = "--leader-election=off";
 
 /// The life of two workloads that share a Mountpoint Pod, with a controller that dies after the first call of a kind.
-async fn check(step: Step) {
+async fn check(step: Failpoint) {
     let name = step.to_possible_value().unwrap().get_name().to_owned();
     let world = World::own(&CONTROL_PLANE, &name).await;
     let flag = format!("--stop-after={name}");
@@ -64,40 +64,40 @@ async fn wait_through(
 
 #[tokio::test]
 async fn attachment_created() {
-    check(Step::AttachmentCreated).await;
+    check(Failpoint::AttachmentCreated).await;
 }
 
 #[tokio::test]
 async fn attachment_edited() {
-    check(Step::AttachmentEdited).await;
+    check(Failpoint::AttachmentEdited).await;
 }
 
 #[tokio::test]
 async fn pod_started() {
-    check(Step::PodStarted).await;
+    check(Failpoint::PodStarted).await;
 }
 
 #[tokio::test]
 async fn pod_retired() {
-    check(Step::PodRetired).await;
+    check(Failpoint::PodRetired).await;
 }
 
 #[tokio::test]
 async fn pod_deleted() {
-    check(Step::PodDeleted).await;
+    check(Failpoint::PodDeleted).await;
 }
 
 #[tokio::test]
 async fn attachment_deleted() {
-    check(Step::AttachmentDeleted).await;
+    check(Failpoint::AttachmentDeleted).await;
 }
 
 #[tokio::test]
 async fn status_written() {
-    check(Step::StatusWritten).await;
+    check(Failpoint::StatusWritten).await;
 }
 
 #[tokio::test]
 async fn event_written() {
-    check(Step::EventWritten).await;
+    check(Failpoint::EventWritten).await;
 }

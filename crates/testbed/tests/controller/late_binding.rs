@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::world::objects::on;
-use crate::world::{Order, Workload, World};
+use crate::world::{Workload, WorkloadOptions, World};
 
 /// What happens last: the claims are bound, or the Pod is scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +113,7 @@ async fn check_nothing_before_another(world: &World, workload: &Workload) {
 async fn c5_a_workload_that_runs_already_has_another_mount_and_is_left_alone() {
     let world = World::shared("c5").await;
     world.volume("pv").await;
-    let workload = world.workload("a", Order { node: None, ..on("", &["pv"]) }).await;
+    let workload = world.workload("a", WorkloadOptions { node: None, ..on("", &["pv"]) }).await;
     world.set_phase(&workload, "Running").await;
     world.schedule(&workload, "node").await;
     check_nothing_before_another(&world, &workload).await;
@@ -163,7 +163,7 @@ async fn c19_to_c21_other_kinds_of_volumes_need_nothing() {
         json!({ "name": "host", "hostPath": { "path": "/tmp" } }),
         json!({ "name": "settings", "configMap": { "name": "settings" } }),
     ];
-    let workload = world.workload("a", Order { volumes, ..on("node", &["theirs"]) }).await;
+    let workload = world.workload("a", WorkloadOptions { volumes, ..on("node", &["theirs"]) }).await;
     check_nothing_before_another(&world, &workload).await;
 }
 
@@ -186,7 +186,7 @@ async fn generic_ephemeral_volumes_are_served() {
     let template =
         json!({ "spec": { "accessModes": ["ReadWriteMany"], "resources": { "requests": { "storage": "1Gi" } } } });
     let volumes = vec![json!({ "name": "scratch", "ephemeral": { "volumeClaimTemplate": template } })];
-    let workload = world.workload("a", Order { volumes, ..on("node", &[]) }).await;
+    let workload = world.workload("a", WorkloadOptions { volumes, ..on("node", &[]) }).await;
     world.create_volume("a-scratch", world.order(&[], &[])).await;
     let owner = json!({
         "apiVersion": "v1", "kind": "Pod", "name": workload.name, "uid": workload.uid.as_str(), "controller": true,

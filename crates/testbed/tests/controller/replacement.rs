@@ -36,7 +36,7 @@ async fn check_replaced(world: &World, a: &Workload, old: &str) {
 
 /// What a Pod looks like after an eviction, too.
 #[tokio::test]
-async fn one_that_failed() {
+async fn a_failed_mountpoint_pod_is_replaced() {
     let (world, a) = running("failed").await;
     let old = uid_of_pod(&world).await;
     world.set_pod_phase(&a, "pv", "Failed").await;
@@ -44,7 +44,7 @@ async fn one_that_failed() {
 }
 
 #[tokio::test]
-async fn one_that_ended_though_nobody_asked() {
+async fn a_mountpoint_pod_that_ended_unasked_is_replaced() {
     let (world, a) = running("ended").await;
     let old = uid_of_pod(&world).await;
     world.set_pod_phase(&a, "pv", "Succeeded").await;
@@ -52,7 +52,7 @@ async fn one_that_ended_though_nobody_asked() {
 }
 
 #[tokio::test]
-async fn one_that_somebody_deleted() {
+async fn a_deleted_mountpoint_pod_is_replaced() {
     let (world, a) = running("deleted").await;
     let old = uid_of_pod(&world).await;
     let name = world.pod_of(&a, "pv");
@@ -62,7 +62,7 @@ async fn one_that_somebody_deleted() {
 }
 
 #[tokio::test]
-async fn an_attachment_that_somebody_deleted_is_made_anew_with_the_same_pod() {
+async fn a_deleted_attachment_is_recreated_with_the_same_pod() {
     let (world, a) = running("deleted-attachment").await;
     let old = uid_of_pod(&world).await;
     let [attachment] = world.attachments().await.try_into().unwrap();

@@ -7,10 +7,10 @@ use s3csi_driver::api::MountpointS3PodAttachmentStatus;
 use serde_json::json;
 
 use crate::world::objects::on;
-use crate::world::{Order, Workload, World, eventually};
+use crate::world::{Workload, WorkloadOptions, World, eventually};
 
 /// Waits until a workload was told something, and returns all it was told: `Normal Reason: text`.
-async fn wait_for_event(world: &World, workload: &Workload, expected: &str) -> Vec<String> {
+pub async fn wait_for_event(world: &World, workload: &Workload, expected: &str) -> Vec<String> {
     let events: Api<Event> = Api::namespaced(world.client.clone(), &workload.namespace);
     let what = format!("workload {} is told {expected:?}", workload.name);
     eventually(&what, async || {
@@ -47,7 +47,7 @@ async fn wait_for_status(
 async fn the_status_says_who_is_served_and_whether_it_runs() {
     let world = World::shared("status").await;
     world.volume_with("pv", &["allow-delete"], &[]).await;
-    let order = || Order { fs_group: Some(1234), ..on("node", &["pv"]) };
+    let order = || WorkloadOptions { fs_group: Some(1234), ..on("node", &["pv"]) };
     let a = world.workload("a", order()).await;
     let status = wait_for_status(&world, "the status is written", |it| it.workloads == 1).await;
     assert_eq!((status.mountpoint_pod_count, status.ready.as_str()), (1, "0/1"));
@@ -97,7 +97,7 @@ async fn the_status_says_who_is_served_and_whether_it_runs() {
 async fn attachments_are_selected_by_every_field() {
     let world = World::shared("fields").await;
     world.volume_with("pv", &["allow-delete"], &[]).await;
-    let a = world.workload("a", Order { fs_group: Some(7), ..on("node", &["pv"]) }).await;
+    let a = world.workload("a", WorkloadOptions { fs_group: Some(7), ..on("node", &["pv"]) }).await;
     world.check(&[&a], &["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Pending"]).await;
     let selector = "spec.nodeName=fields.node,spec.persistentVolumeName=fields.pv,spec.volumeID=handle-fields.pv,\
                     spec.mountOptions=allow-delete,spec.workloadFSGroup=7,spec.authenticationSource=driver,\
@@ -123,7 +123,7 @@ async fn the_fields_that_say_whom_an_attachment_is_for_never_change() {
 }
 
 #[tokio::test]
-async fn a_workload_is_told_once_which_mountpoint_pod_serves_it() {
+async fn one_event_names_the_mountpoint_pod_of_a_workload() {
     let world = World::shared("told").await;
     world.volume("pv").await;
     let a = world.workload("a", on("node", &["pv"])).await;
@@ -141,7 +141,7 @@ async fn a_workload_is_told_once_which_mountpoint_pod_serves_it() {
 }
 
 #[tokio::test]
-async fn a_workload_is_told_what_keeps_its_mountpoint_pod_from_running() {
+async fn an_event_says_why_the_mountpoint_pod_does_not_run() {
     let world = World::shared("trouble").await;
     world.volume("pv").await;
     let a = world.workload("a", on("node", &["pv"])).await;
@@ -153,27 +153,58 @@ async fn a_workload_is_told_what_keeps_its_mountpoint_pod_from_running() {
     let pods = world.pod_api(&world.mountpoint_namespace);
     pods.patch_status(&world.pod_of(&a, "pv"), &PatchParams::default(), &patch).await.unwrap();
     wait_for_event(&world, &a, "Warning VolumeNotServed: Mountpoint Pod").await;
-    wait_for_event(&world, &a, "is not running: 0/3 nodes are available").await;
+    wait_for_event(&world, &a, "is not running: Unschedulable: 0/3 nodes are available").await;
 }
 
 #[tokio::test]
-async fn a_workload_is_told_why_its_volume_cannot_be_served() {
+async fn an_event_says_why_a_volume_cannot_be_served() {
     let world = World::shared("refused").await;
     world.volume_with("pv", &[], &[("bucketName", "No_Bucket")]).await;
     let a = world.workload("a", on("node", &["pv"])).await;
     wait_for_event(&world, &a, "Warning VolumeNotServed: the volume cannot be published: Bucket name not valid").await;
     world.check_now(&[&a], &[]).await;
-    // Corrected, it is served without a restart of anything.
-    world.edit_volume("pv", json!({ "spec": { "mountOptions": [] } })).await;
-    world.check_now(&[&a], &[]).await;
 }
 
 #[tokio::test]
-async fn a_workload_is_told_that_the_pod_was_refused() {
+async fn a_corrected_volume_is_served_without_a_restart() {
+    let world = World::shared("corrected").await;
+    world.volume_with("pv", &["cache /x"], &[("cache", "emptyDir")]).await;
+    let a = world.workload("a", on("node", &["pv"])).await;
+    wait_for_event(&world, &a, "a cache is asked for twice").await;
+    world.check_now(&[&a], &[]).await;
+    world.edit_volume("pv", json!({ "spec": { "mountOptions": [] } })).await;
+    world.check(&[&a], &["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Pending"]).await;
+}
+
+#[tokio::test]
+async fn an_event_says_that_the_mountpoint_pod_was_refused() {
     let world = World::own(&crate::world::CONTROL_PLANE, "refusing").await;
     let _controller = world.start_controller(&["--mountpoint-priority-class-name=no-such-class"]);
     world.volume("pv").await;
     let a = world.workload("a", on("node", &["pv"])).await;
     wait_for_event(&world, &a, "Warning MountpointPodNotCreated: failed to create Mountpoint Pod").await;
     wait_for_event(&world, &a, "no PriorityClass with name no-such-class was found").await;
+}
+
+/// Each volume of a Pod waits for a reason of its own. A recorder that knew only the last message of a Pod would take turns for ever.
+#[tokio::test]
+async fn a_workload_with_two_volumes_that_wait_gets_one_event_for_each() {
+    let world = World::shared("two-waiting").await;
+    let volumes = ["pv-1", "pv-2"];
+    for volume in volumes {
+        world.volume_with(volume, &[], &[("bucketName", &format!("No_Bucket_{volume}"))]).await;
+    }
+    let a = world.workload("a", on("node", &volumes)).await;
+    for volume in volumes {
+        wait_for_event(&world, &a, &format!("No_Bucket_{volume}")).await;
+    }
+    // Every other workload with these volumes on this node makes the controller look at them again.
+    for name in ["b", "c", "d", "e"] {
+        let other = world.workload(name, on("node", &volumes)).await;
+        for volume in volumes {
+            wait_for_event(&world, &other, &format!("No_Bucket_{volume}")).await;
+        }
+    }
+    let events = wait_for_event(&world, &a, "No_Bucket_pv-1").await;
+    assert_eq!(events.len(), 2, "{events:#?}");
 }

@@ -5,11 +5,11 @@ use s3csi_core::attachment::is_mountpoint_pod_name;
 use s3csi_driver::api;
 use serde_json::{Value, json};
 
-use crate::world::objects::on;
-use crate::world::{Order, Workload, World};
+use crate::world::objects::{VolumeOrder, on};
+use crate::world::{Workload, WorkloadOptions, World};
 
 /// Two workloads on one node that use one volume, and what becomes of them.
-async fn two(name: &str, one: Order, other: Order) -> (World, Workload, Workload) {
+async fn two(name: &str, one: WorkloadOptions, other: WorkloadOptions) -> (World, Workload, Workload) {
     let world = World::shared(name).await;
     world.volume("pv").await;
     let a = world.workload("a", one).await;
@@ -27,12 +27,12 @@ const SEPARATE: [&str; 4] = [
     "pod mp(b) of pv on node: Pending",
 ];
 
-fn plain() -> Order {
+fn plain() -> WorkloadOptions {
     on("node", &["pv"])
 }
 
-fn with_group(group: i64) -> Order {
-    Order { fs_group: Some(group), ..plain() }
+fn with_group(group: i64) -> WorkloadOptions {
+    WorkloadOptions { fs_group: Some(group), ..plain() }
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn no_fs_group_is_another_one() {
 /// C10, C13 and C14 are about identities of workloads. Ours belong to the volume, so the service account does not matter.
 #[tokio::test]
 async fn c10_to_c14_identities_of_the_volume_are_shared_by_all_service_accounts() {
-    let other = Order { service_account: Some("other".to_owned()), ..plain() };
+    let other = WorkloadOptions { service_account: Some("other".to_owned()), ..plain() };
     let (world, a, b) = two("c13", plain(), other).await;
     world.check(&[&a, &b], &SHARED).await;
 }
@@ -127,6 +127,25 @@ async fn the_authentication_source_separates() {
     assert_eq!(sources, [Some("driver".to_owned()), Some("secret".to_owned())]);
 }
 
+/// A PV is made anew under its old name and handle, with another Secret: its keys must not reach the workloads of the old one.
+#[tokio::test]
+async fn the_secret_separates() {
+    let world = World::shared("secret").await;
+    let order = |secret: &str| {
+        let order = world.order(&[], &[("authenticationSource", "secret")]);
+        VolumeOrder { handle: Some(world.unique("handle")), secret: Some(secret.to_owned()), ..order }
+    };
+    world.create_volume("pv", order("one")).await;
+    world.create_claim("pv").await;
+    world.bind("pv").await;
+    let a = world.workload("a", plain()).await;
+    world.check(&[&a], &FIRST).await;
+    remove_volume(&world, "pv").await;
+    world.create_volume("pv", order("two")).await;
+    let b = world.workload("b", plain()).await;
+    world.check(&[&a, &b], &SEPARATE).await;
+}
+
 async fn remove_volume(world: &World, name: &str) {
     let name = world.unique(name);
     world.volume_api().delete(&name, &kube::api::DeleteParams::default()).await.unwrap();
@@ -135,7 +154,7 @@ async fn remove_volume(world: &World, name: &str) {
 }
 
 #[tokio::test]
-async fn c15_a_mountpoint_pod_that_is_ending_takes_nobody() {
+async fn c15_a_mountpoint_pod_that_is_ending_gets_no_workload() {
     let (world, a, b) = annotated("c15", "needs-unmount").await;
     world
         .check(
@@ -150,7 +169,7 @@ async fn c15_a_mountpoint_pod_that_is_ending_takes_nobody() {
 }
 
 #[tokio::test]
-async fn c17_a_mountpoint_pod_that_is_being_drained_takes_nobody() {
+async fn c17_a_mountpoint_pod_that_is_being_drained_gets_no_workload() {
     let (world, a, b) = annotated("c17", "no-new-workload").await;
     world.check(&[&a, &b], &OWN_POD_EACH).await;
 }
@@ -170,7 +189,7 @@ async fn annotated(name: &str, annotation: &str) -> (World, Workload, Workload) 
 }
 
 #[tokio::test]
-async fn c16_a_mountpoint_pod_of_another_version_takes_nobody() {
+async fn c16_a_mountpoint_pod_of_another_version_gets_no_workload() {
     let world = World::shared("c16").await;
     world.volume("pv").await;
     let a = world.workload("a", plain()).await;
@@ -207,12 +226,14 @@ async fn attachments_of_drivers_before_us_are_used_and_not_duplicated() {
     let world = World::shared("legacy").await;
     world.volume("pv").await;
     // Its workload runs, and its Mountpoint Pod is of the version before us.
-    let a = world.workload("a", Order { node: None, ..plain() }).await;
+    let a = world.workload("a", WorkloadOptions { node: None, ..plain() }).await;
     world.set_phase(&a, "Running").await;
     let pod = world.pod_of(&a, "pv");
     assert!(is_mountpoint_pod_name(&pod));
     legacy_pod(&world, &a).await;
-    let served = json!({ pod: [{ "workloadPodUID": a.uid.as_str(), "attachmentTime": "2025-01-01T00:00:00Z" }] });
+    // Attached just now: until its workload is scheduled, an older entry would be stale.
+    let now = k8s_openapi::jiff::Timestamp::from_second(k8s_openapi::jiff::Timestamp::now().as_second()).unwrap();
+    let served = json!({ pod: [{ "workloadPodUID": a.uid.as_str(), "attachmentTime": now.to_string() }] });
     legacy_attachment(&world, served).await;
     world.schedule(&a, "node").await;
     let b = world.workload("b", plain()).await;

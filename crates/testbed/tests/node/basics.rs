@@ -3,9 +3,9 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
+use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
-use s3csi_testbed::store::Store as _;
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::wait::wait_for;
 use s3csi_testbed::world::read_ahead;
 use tonic::Code;
@@ -67,7 +67,10 @@ fn the_last_unpublish_removes_source_and_credentials_before_it_answers() {
     let fixture = Fixture::new("basics-last");
     let world = World::start(&fixture);
     world.publish(&volume(1));
-    assert_eq!(names_in(&world.place().join("credentials")), ["s3-csi-config", "s3-csi-credentials"]);
+    assert_eq!(
+        names_in(&world.mounter_source_directory().join("credentials")),
+        ["s3-csi-config", "s3-csi-credentials"]
+    );
     world.unpublish(&volume(1));
     assert_eq!(world.leftovers(), [""; 0]);
 }
@@ -91,7 +94,7 @@ fn unpublishing_what_is_not_there_is_fine() {
 }
 
 #[test]
-fn a_target_with_files_of_somebody_else_beneath_it_is_not_emptied() {
+fn a_target_directory_with_foreign_files_is_not_emptied() {
     let fixture = Fixture::new("basics-files");
     let world = World::start(&fixture);
     let target = world.kubelet.target(&volume(1));
@@ -140,7 +143,7 @@ fn a_short_look_into_a_volume_does_not_keep_it_from_being_unpublished() {
 fn volumes_of_different_buckets_show_different_objects() {
     let fixture = Fixture::new("basics-buckets");
     let world = World::start(&fixture);
-    let volumes = ["bucket-1", "bucket-2"].map(|bucket| Volume::new(bucket, &format!("pv-of-{bucket}"), &pod(1)));
+    let volumes = ["bucket-1", "bucket-2"].map(|bucket| CsiVolume::new(bucket, &format!("pv-of-{bucket}"), &pod(1)));
     for volume in &volumes {
         fs::write(world.publish(volume).join("name"), &volume.bucket).unwrap();
     }

@@ -2,10 +2,10 @@
 
 use std::fs;
 
+use s3csi_s3_server::store::Store as _;
+use s3csi_s3_server::{Effect, Fault};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
-use s3csi_testbed::s3::{Effect, Fault};
-use s3csi_testbed::store::Store as _;
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::wait::wait_for;
 use tonic::Code;
 
@@ -14,16 +14,16 @@ use crate::world::{BUCKET, World, check_refused, pod, volume};
 const TARGETS: u32 = 100;
 const BUCKETS: u32 = 10;
 
-fn one_of_many(number: u32) -> Volume {
+fn one_of_many(number: u32) -> CsiVolume {
     let bucket = number % BUCKETS + 1;
-    Volume::new(&format!("bucket-{bucket}"), &format!("pv-{bucket}"), &pod(number))
+    CsiVolume::new(&format!("bucket-{bucket}"), &format!("pv-{bucket}"), &pod(number))
 }
 
 /// Runs a call for every volume at once and answers what went wrong.
 fn all_at_once<F: Future<Output = Result<(), tonic::Status>> + Send + 'static>(
     world: &World<'_>,
-    volumes: &[Volume],
-    call: impl Fn(s3csi_testbed::kubelet::Kubelet, Volume) -> F,
+    volumes: &[CsiVolume],
+    call: impl Fn(s3csi_testbed::kubelet::Kubelet, CsiVolume) -> F,
 ) -> Vec<String> {
     let tasks: Vec<_> = volumes.iter().map(|it| world.runtime.spawn(call(world.kubelet.clone(), it.clone()))).collect();
     let outcomes = tasks.into_iter().map(|it| world.runtime.block_on(it).unwrap());
@@ -34,7 +34,7 @@ fn all_at_once<F: Future<Output = Result<(), tonic::Status>> + Send + 'static>(
 fn a_hundred_targets_of_ten_buckets_at_once_have_ten_engines() {
     let fixture = Fixture::new("concurrency-100");
     let world = World::start(&fixture);
-    let volumes: Vec<Volume> = (0..TARGETS).map(one_of_many).collect();
+    let volumes: Vec<CsiVolume> = (0..TARGETS).map(one_of_many).collect();
 
     let failed = all_at_once(&world, &volumes, |kubelet, it| async move { kubelet.publish(&it).await.map(drop) });
     assert_eq!(failed, [""; 0]);
@@ -57,7 +57,7 @@ fn publish_and_unpublish_of_a_shared_source_side_by_side_never_fail() {
     let fixture = Fixture::new("concurrency-mixed");
     let world = World::start(&fixture);
     // Each Pod comes and goes several times, so that last unpublish and first publish meet in every order.
-    let volumes: Vec<Volume> = (1..=8).map(volume).collect();
+    let volumes: Vec<CsiVolume> = (1..=8).map(volume).collect();
     let failed = all_at_once(&world, &volumes, |kubelet, it| async move {
         for _ in 0..5 {
             kubelet.publish(&it).await?;
@@ -98,7 +98,7 @@ fn a_second_target_of_a_starting_source_waits_for_it() {
     wait_for("the first call is under way", || 0 < frozen.hits());
     let second = world.publish_in_background(&volume(2));
     // Another volume does not wait for either.
-    let other = Volume::new("bucket-2", "pv-2", &pod(3));
+    let other = CsiVolume::new("bucket-2", "pv-2", &pod(3));
     world.publish(&other);
     assert!(!first.is_finished() && !second.is_finished());
 

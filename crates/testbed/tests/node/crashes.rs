@@ -4,8 +4,8 @@
 use std::fs;
 
 use rustix::process::{Signal, kill_process};
+use s3csi_s3_server::{Effect, Fault};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::s3::{Effect, Fault};
 use s3csi_testbed::wait::wait_for;
 use tonic::Code;
 
@@ -14,13 +14,13 @@ use crate::world::{BUCKET, World, check_refused, volume};
 /// Who is killed besides the node plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Also {
-    Nobody,
+    Nothing,
     Engines,
     Mounter,
     MounterAndEngines,
 }
 
-const EVERY_COMPANY: [Also; 4] = [Also::Nobody, Also::Engines, Also::Mounter, Also::MounterAndEngines];
+const EVERY_COMBINATION: [Also; 4] = [Also::Nothing, Also::Engines, Also::Mounter, Also::MounterAndEngines];
 
 fn kill_also(world: &mut World<'_>, also: Also) {
     if matches!(also, Also::Mounter | Also::MounterAndEngines) {
@@ -65,15 +65,10 @@ fn check_publish(step: &str) {
     let fixture = Fixture::new(&format!("crash-publish-{step}"));
     let mut world = World::prepare(&fixture);
     world.start_mounter();
-    for also in EVERY_COMPANY {
+    for also in EVERY_COMBINATION {
         // Kubelet tries again.
         crash_in_publish(&mut world, step, also);
-        world.start_node();
-        let target = world.publish(&volume(1));
-        fs::write(target.join("file"), "x").unwrap();
-        world.unpublish(&volume(1));
-        world.check_nothing_left();
-        world.stop_node();
+        check_recovery(&mut world);
 
         // The Pod was deleted meanwhile: kubelet unpublishes what it never saw published.
         crash_in_publish(&mut world, step, also);
@@ -84,18 +79,28 @@ fn check_publish(step: &str) {
     }
     if step != "bound" {
         // Kubelet never comes back: the plugin clears up by itself when it starts.
-        crash_in_publish(&mut world, step, Also::Nobody);
+        crash_in_publish(&mut world, step, Also::Nothing);
         world.start_node();
         world.check_nothing_left();
         world.stop_node();
     }
 }
 
+/// A restarted plugin serves the volume and leaves nothing of it.
+fn check_recovery(world: &mut World<'_>) {
+    world.start_node();
+    let target = world.publish(&volume(1));
+    fs::write(target.join("file"), "x").unwrap();
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+    world.stop_node();
+}
+
 fn check_unpublish(step: &str) {
     let fixture = Fixture::new(&format!("crash-unpublish-{step}"));
     let mut world = World::prepare(&fixture);
     world.start_mounter();
-    for also in EVERY_COMPANY {
+    for also in EVERY_COMBINATION {
         // Kubelet tries again.
         crash_in_unpublish(&mut world, step, also);
         world.start_node();
@@ -106,15 +111,10 @@ fn check_unpublish(step: &str) {
 
         // The same volume is wanted again before.
         crash_in_unpublish(&mut world, step, also);
-        world.start_node();
-        let target = world.publish(&volume(1));
-        fs::write(target.join("file"), "x").unwrap();
-        world.unpublish(&volume(1));
-        world.check_nothing_left();
-        world.stop_node();
+        check_recovery(&mut world);
     }
     if step != "locked" {
-        crash_in_unpublish(&mut world, step, Also::Nobody);
+        crash_in_unpublish(&mut world, step, Also::Nothing);
         world.start_node();
         world.check_nothing_left();
         world.stop_node();
@@ -127,8 +127,8 @@ fn publish_locked() {
 }
 
 #[test]
-fn publish_place_made() {
-    check_publish("place-made");
+fn publish_directory_created() {
+    check_publish("directory-created");
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use s3csi_s3_server::store::{Account, Store as _};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
-use s3csi_testbed::store::{Account, Store as _};
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::wait::wait_for;
 use tonic::Code;
 
@@ -25,12 +25,12 @@ fn second(world: &World<'_>) -> Account {
     account
 }
 
-fn of_second_bucket(account: &Account) -> Volume {
-    Volume::new(SECOND_BUCKET, "pv-second", &pod(1)).with_secret(&account.access_key, &account.secret_key)
+fn of_second_bucket(account: &Account) -> CsiVolume {
+    CsiVolume::new(SECOND_BUCKET, "pv-second", &pod(1)).with_secret(&account.access_key, &account.secret_key)
 }
 
 fn credentials_file(world: &World<'_>) -> PathBuf {
-    world.place().join("credentials/s3-csi-credentials")
+    world.mounter_source_directory().join("credentials/s3-csi-credentials")
 }
 
 fn profile(account: &Account) -> String {
@@ -74,7 +74,7 @@ fn driver_keys_are_in_one_file_that_only_the_mounter_reads() {
     assert_eq!(fs::read_to_string(file.with_file_name("s3-csi-config")).unwrap(), "[profile s3-csi]\n");
     assert_eq!(ownership(&file), (0o640, 0, MOUNTER));
     assert_eq!(ownership(file.parent().unwrap()), (0o2750, 0, MOUNTER));
-    assert_eq!(ownership(&world.place()), (0o2770, 0, MOUNTER));
+    assert_eq!(ownership(&world.mounter_source_directory()), (0o2770, 0, MOUNTER));
     assert_eq!(files_with(fixture.directory(), &account.secret_key, &world.mounts()), [file]);
     for file in ["environ", "cmdline"] {
         let path = PathBuf::from(format!("/proc/{}/{file}", world.engine()));
@@ -96,7 +96,7 @@ fn a_secret_s_keys_are_used_and_the_driver_s_are_not() {
     assert_eq!(fs::read_to_string(credentials_file(&world)).unwrap(), profile(&account));
 
     // The driver's own account may not use that bucket.
-    let stranger = Volume { secrets: [].into(), attributes: [].into(), pod_uid: pod(2), ..volume.clone() };
+    let stranger = CsiVolume { secrets: [].into(), attributes: [].into(), pod_uid: pod(2), ..volume.clone() };
     check_refused(world.try_publish(&stranger), Code::PermissionDenied, &["Could not mount", SECOND_BUCKET]);
 
     world.unpublish(&volume);
@@ -115,7 +115,7 @@ fn secret_without_a_secret_is_refused_and_never_the_driver_s_keys() {
 }
 
 #[test]
-fn a_wrong_secret_is_refused_in_the_store_s_words() {
+fn a_wrong_secret_is_refused_with_the_stores_message() {
     let fixture = Fixture::new("credentials-wrong");
     let world = World::start(&fixture);
     let account = world.store.account().clone();
@@ -177,7 +177,7 @@ fn rotated_driver_keys_arrive_with_the_restarted_plugin() {
     let engine = world.engine();
     let new = Account::new(&world.store.account().access_key, "rotated-NeverPrintThis");
     world.store.add_account(&new).unwrap();
-    assert!(world.stop_node());
+    world.stop_node();
     world.plugin.set_account(Some(new.clone()));
     world.start_node();
     world.publish(&volume(1));

@@ -5,9 +5,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use s3csi_driver::csi::proto::volume_capability::access_mode::Mode;
+use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
-use s3csi_testbed::store::Store as _;
+use s3csi_testbed::kubelet::CsiVolume;
 
 use crate::world::{BUCKET, World, volume};
 
@@ -27,7 +27,7 @@ fn check_read_only(path: &Path) {
     }
 }
 
-fn check_whole_volume_is_read_only(name: &str, change: impl FnOnce(&mut Volume)) {
+fn check_whole_volume_is_read_only(name: &str, change: impl FnOnce(&mut CsiVolume)) {
     let fixture = Fixture::new(name);
     let world = World::start(&fixture);
     world.store.put_object(BUCKET, "here.txt", b"content").unwrap();
@@ -56,7 +56,7 @@ fn a_workload_that_only_reads_cannot_write_while_another_does() {
     let fixture = Fixture::new("read-only-workload");
     let world = World::start(&fixture);
     world.store.put_object(BUCKET, "here.txt", b"content").unwrap();
-    let (reader, writer) = (Volume { is_read_only: true, ..volume(1) }, volume(2));
+    let (reader, writer) = (CsiVolume { is_read_only: true, ..volume(1) }, volume(2));
     let (read, written) = (world.publish(&reader), world.publish(&writer));
     world.engine();
 
@@ -75,7 +75,7 @@ fn a_workload_that_may_write_from_now_on_gets_another_bind() {
     let fixture = Fixture::new("read-only-change");
     let world = World::start(&fixture);
     world.store.put_object(BUCKET, "here.txt", b"content").unwrap();
-    let reader = Volume { is_read_only: true, ..volume(1) };
+    let reader = CsiVolume { is_read_only: true, ..volume(1) };
     check_read_only(&world.publish(&reader));
     fs::write(world.publish(&volume(1)).join("new.txt"), "x").unwrap();
     fs::remove_file(world.kubelet.target(&reader).join("new.txt")).unwrap();

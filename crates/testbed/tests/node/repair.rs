@@ -4,8 +4,8 @@ use std::fs;
 use std::io::ErrorKind;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::store::Store as _;
 use s3csi_testbed::wait::wait_for;
 use tonic::Code;
 
@@ -25,7 +25,7 @@ fn a_killed_engine_is_a_pause_for_every_target() {
     }
     assert_eq!(std::io::read_to_string(&mut open).unwrap(), "x");
     drop(open);
-    world.node().wait_for_log("engine died; another one has taken its place");
+    world.node().wait_for_log("engine died, a new engine resumed its mount");
     assert_ne!(world.engine(), engine);
 
     world.publish(&volume(1));
@@ -38,7 +38,7 @@ fn a_killed_engine_is_a_pause_for_every_target() {
 }
 
 #[test]
-fn a_frozen_engine_is_a_pause_even_if_nobody_publishes() {
+fn a_frozen_engine_is_replaced_without_a_publish() {
     let fixture = Fixture::new("repair-frozen");
     let world = World::start(&fixture);
     let target = world.publish(&volume(1));
@@ -54,7 +54,7 @@ fn a_frozen_engine_is_a_pause_even_if_nobody_publishes() {
 #[test]
 fn a_killed_engine_is_replaced_for_every_target() {
     let fixture = Fixture::new("repair-engine");
-    let world = World::start_without_keeper(&fixture);
+    let world = World::start_without_supervisor(&fixture);
     let targets = [world.publish(&volume(1)), world.publish(&volume(2))];
     fs::write(targets[0].join("kept"), "x").unwrap();
     let (engine, old) = (world.engine(), device(&targets[0]));
@@ -82,7 +82,7 @@ fn a_killed_engine_is_replaced_for_every_target() {
 #[test]
 fn the_log_says_that_an_engine_died() {
     let fixture = Fixture::new("repair-log");
-    let world = World::start_without_keeper(&fixture);
+    let world = World::start_without_supervisor(&fixture);
     world.publish(&volume(1));
     world.kill_engine();
     world.node().wait_for_log("engine died");
@@ -93,7 +93,7 @@ fn the_log_says_that_an_engine_died() {
 #[test]
 fn a_dead_target_is_unpublished() {
     let fixture = Fixture::new("repair-dead");
-    let world = World::start_without_keeper(&fixture);
+    let world = World::start_without_supervisor(&fixture);
     let target = world.publish(&volume(1));
     world.publish(&volume(2));
     world.kill_engine();
@@ -106,7 +106,7 @@ fn a_dead_target_is_unpublished() {
 #[test]
 fn a_target_that_was_replaced_for_one_workload_only_is_unpublished_for_the_other() {
     let fixture = Fixture::new("repair-half");
-    let world = World::start_without_keeper(&fixture);
+    let world = World::start_without_supervisor(&fixture);
     world.publish(&volume(1));
     world.publish(&volume(2));
     world.kill_engine();
@@ -192,7 +192,7 @@ fn mounts_live_on_without_the_plugin_and_a_new_one_knows_them() {
 #[test]
 fn an_engine_that_died_without_the_plugin_is_replaced_by_the_next_one() {
     let fixture = Fixture::new("repair-plugin-engine");
-    let mut world = World::start_without_keeper(&fixture);
+    let mut world = World::start_without_supervisor(&fixture);
     let target = world.publish(&volume(1));
     world.kill_node();
     world.kill_engine();
@@ -204,7 +204,7 @@ fn an_engine_that_died_without_the_plugin_is_replaced_by_the_next_one() {
 }
 
 #[test]
-fn a_source_that_somebody_unmounted_is_mounted_again() {
+fn a_source_that_was_unmounted_by_hand_is_mounted_again() {
     let fixture = Fixture::new("repair-source");
     let world = World::start(&fixture);
     let target = world.publish(&volume(1));
@@ -222,7 +222,7 @@ fn a_source_that_somebody_unmounted_is_mounted_again() {
 }
 
 #[test]
-fn a_target_whose_source_somebody_unmounted_is_unpublished_with_its_engine() {
+fn a_target_whose_source_was_unmounted_by_hand_is_unpublished_with_its_engine() {
     let fixture = Fixture::new("repair-source-gone");
     let world = World::start(&fixture);
     world.publish(&volume(1));
@@ -232,7 +232,7 @@ fn a_target_whose_source_somebody_unmounted_is_unpublished_with_its_engine() {
 }
 
 #[test]
-fn a_target_that_somebody_unmounted_is_bound_again() {
+fn a_target_that_was_unmounted_by_hand_is_bound_again() {
     let fixture = Fixture::new("repair-target");
     let world = World::start(&fixture);
     let target = world.publish(&volume(1));
@@ -298,7 +298,7 @@ fn a_file_in_the_source_s_place_is_an_error_and_stays() {
 #[test]
 fn what_was_written_before_a_kill_is_in_the_store() {
     let fixture = Fixture::new("repair-data");
-    let world = World::start_without_keeper(&fixture);
+    let world = World::start_without_supervisor(&fixture);
     let target = world.publish(&volume(1));
     for number in 0..20 {
         fs::write(target.join(format!("file-{number}")), vec![b'x'; 100_000]).unwrap();

@@ -2,22 +2,70 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Output;
 
-use rustix::process::Signal;
-use s3csi_driver::csi::proto::{GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest, ProbeRequest};
+use rustix::process::{Signal, kill_process};
+use s3csi_driver::csi::proto::{
+    GetPluginCapabilitiesRequest, GetPluginInfoRequest, NodeGetInfoRequest, NodeGetVolumeStatsRequest, ProbeRequest,
+};
+use s3csi_s3_server::{Effect, Fault};
 use s3csi_testbed::environment;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::{Kubelet, Volume};
+use s3csi_testbed::kubelet::{CsiVolume, Kubelet};
 use s3csi_testbed::plugin::DRIVER_NAME;
 use s3csi_testbed::process::command;
-use s3csi_testbed::s3::{Effect, Fault};
+use s3csi_testbed::processes;
 use s3csi_testbed::wait::wait_for;
 use tonic::Code;
 
 use crate::world::{BUCKET, World, check_refused, pod, volume};
+
+#[test]
+fn no_program_that_holds_keys_leaves_a_core_dump_or_can_be_inspected() {
+    let fixture = Fixture::new("service-core");
+    let world = World::start(&fixture);
+    world.publish(&volume(1));
+    for process in [world.node().pid(), world.mounter().pid(), world.engine()] {
+        let limits = fs::read_to_string(format!("/proc/{process}/limits")).unwrap();
+        let core = limits.lines().find_map(|it| it.strip_prefix("Max core file size")).unwrap();
+        assert_eq!(core.split_whitespace().collect::<Vec<_>>()[..2], ["0", "0"], "{limits}");
+        // The mounter and its engines run as another user, to whom these files would belong.
+        assert_eq!(fs::metadata(format!("/proc/{process}/environ")).unwrap().uid(), 0, "process {process}");
+    }
+    let score = |process| fs::read_to_string(format!("/proc/{process}/oom_score_adj")).unwrap().trim().parse::<i32>();
+    assert!(score(world.mounter().pid()).unwrap() < score(world.engine()).unwrap());
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+}
+
+#[test]
+fn the_statistics_of_a_volume_tell_its_condition_and_never_hang() {
+    let fixture = Fixture::new("service-stats");
+    let world = World::start(&fixture);
+    let target = world.publish(&volume(1));
+    let mut node = world.kubelet.node();
+    let mut condition = |path: &Path| {
+        let volume_path = path.to_string_lossy().into_owned();
+        let request =
+            NodeGetVolumeStatsRequest { volume_id: "any".to_owned(), volume_path, staging_target_path: String::new() };
+        let response = world.runtime.block_on(node.node_get_volume_stats(request))?.into_inner();
+        assert_eq!(response.usage.len(), 1, "kubelet discards a response without usage");
+        let condition = response.volume_condition.unwrap();
+        Ok::<_, tonic::Status>((condition.abnormal, condition.message))
+    };
+    assert_eq!(condition(&target).unwrap(), (false, "mounted and served".to_owned()));
+    assert_eq!(condition(Path::new("/nowhere")).unwrap_err().code(), Code::NotFound);
+    let engine = world.engine();
+    processes::freeze(engine);
+    let (is_abnormal, message) = condition(&target).unwrap();
+    assert!(is_abnormal && message.contains("does not answer"), "{message}");
+    kill_process(engine, Signal::CONT).unwrap();
+    world.unpublish(&volume(1));
+    assert_eq!(condition(&target).unwrap_err().code(), Code::NotFound);
+    world.check_nothing_left();
+}
 
 #[test]
 fn the_plugin_says_who_it_is() {
@@ -44,7 +92,7 @@ fn sockets_are_for_root_only_and_go_with_the_plugin() {
     for socket in &sockets {
         assert_eq!(fs::metadata(socket).unwrap().permissions().mode() & 0o777, 0o600, "{}", socket.display());
     }
-    assert!(world.stop_node());
+    world.stop_node();
     for socket in &sockets {
         assert!(!socket.exists(), "{}", socket.display());
     }
@@ -73,7 +121,7 @@ fn kubelet_registers_the_plugin_without_a_sidecar() {
 }
 
 #[test]
-fn registration_can_be_left_to_somebody_else() {
+fn registration_can_be_left_to_a_sidecar() {
     let fixture = Fixture::new("service-no-registration");
     let mut world = World::prepare(&fixture);
     world.start_node_with(&["--registration", "off"]);
@@ -94,7 +142,7 @@ fn a_call_in_flight_is_finished_before_the_plugin_ends() {
     assert!(world.node().is_running());
     frozen.release();
     let target = world.runtime.block_on(call).unwrap().unwrap();
-    assert!(world.stop_node(), "the plugin must end with code 0");
+    world.stop_node();
 
     // The mount is the next plugin's now.
     fs::write(target.join("file"), "x").unwrap();
@@ -138,7 +186,7 @@ fn the_json_log_has_one_event_per_call() {
     world.start_node_with(&["--log-format", "json"]);
     world.publish(&volume(1));
     world.unpublish(&volume(1));
-    let stranger = Volume::new("no-such-bucket", "pv", &pod(2));
+    let stranger = CsiVolume::new("no-such-bucket", "pv", &pod(2));
     check_refused(world.try_publish(&stranger), Code::NotFound, &[]);
 
     let log = world.node().errors();

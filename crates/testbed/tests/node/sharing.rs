@@ -1,15 +1,15 @@
 //! Who shares an engine with whom: only those for whom nothing about it differs.
 
 use s3csi_driver::csi::proto::volume_capability::access_mode::Mode;
+use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
-use s3csi_testbed::store::Store as _;
+use s3csi_testbed::kubelet::CsiVolume;
 
 use crate::world::{World, volume};
 
 /// Publishes the volume of Pod 1 as it is and that of Pod 2 changed, and counts engines.
 #[track_caller]
-fn check(world: &World<'_>, what: &str, change: impl FnOnce(&mut Volume), engines: usize) {
+fn check(world: &World<'_>, what: &str, change: impl FnOnce(&mut CsiVolume), engines: usize) {
     let mut other = volume(2);
     change(&mut other);
     world.publish(&other);
@@ -19,7 +19,7 @@ fn check(world: &World<'_>, what: &str, change: impl FnOnce(&mut Volume), engine
 }
 
 #[test]
-fn whoever_differs_in_anything_has_an_engine_of_their_own() {
+fn volumes_that_differ_in_anything_have_separate_engines() {
     let fixture = Fixture::new("sharing-own");
     let world = World::start(&fixture);
     let account = world.store.account().clone();

@@ -9,8 +9,8 @@ use s3csi_driver::csi::proto::{
     NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnstageVolumeRequest, VolumeCapability,
 };
+use s3csi_s3_server::store::SECRET_MARK;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::store::SECRET_MARK;
 use tonic::Code;
 
 use crate::world::{World, check_refused, volume};
@@ -156,12 +156,12 @@ fn secrets() {
         };
         check(&world, change, Code::Unauthenticated, words);
     };
-    let value = format!("\"{SECRET_MARK}\"");
+    let value = format!("a {SECRET_MARK}");
     secret(&[], &["no usable Secret", "access_key_id and secret_access_key"]);
     secret(&[("other", SECRET_MARK)], &["the Secret lacks access_key_id, secret_access_key", "nodePublishSecretRef"]);
     secret(&[("access_key_id", SECRET_MARK)], &["the Secret lacks secret_access_key"]);
     secret(&[("access_key_id", " "), ("secret_access_key", SECRET_MARK)], &["the Secret lacks access_key_id"]);
-    let words = ["malformed value for access_key_id, secret_access_key", "without quotes"];
+    let words = ["malformed value for access_key_id, secret_access_key", "without spaces"];
     secret(&[("access_key_id", &value), ("secret_access_key", &value)], &words);
     let token = format!("{SECRET_MARK}\n[other]");
     let all = [("access_key_id", "a"), ("secret_access_key", "b"), ("session_token", token.as_str())];
@@ -184,6 +184,21 @@ fn unpublish() {
 }
 
 #[test]
+fn statistics_without_a_volume_or_a_path() {
+    let fixture = Fixture::new("wrong-stats");
+    let world = World::start(&fixture);
+    let mut node = world.kubelet.node();
+    let mut ask = |volume_id: &str, volume_path: &str| {
+        let (volume_id, volume_path) = (volume_id.to_owned(), volume_path.to_owned());
+        let request = NodeGetVolumeStatsRequest { volume_id, volume_path, staging_target_path: String::new() };
+        world.runtime.block_on(node.node_get_volume_stats(request))
+    };
+    check_refused(ask("", "/x"), Code::InvalidArgument, &["Volume ID not provided"]);
+    check_refused(ask("volume", ""), Code::InvalidArgument, &["Volume path not provided"]);
+    check_refused(ask("volume", "/no/such/target"), Code::NotFound, &["is not mounted at"]);
+}
+
+#[test]
 fn calls_that_are_not_announced() {
     let fixture = Fixture::new("wrong-calls");
     let world = World::start(&fixture);
@@ -194,8 +209,6 @@ fn calls_that_are_not_announced() {
     check_refused(stage, unimplemented, &["NodeStageVolume"]);
     let unstage = run.block_on(node.node_unstage_volume(NodeUnstageVolumeRequest::default()));
     check_refused(unstage, unimplemented, &["NodeUnstageVolume"]);
-    let stats = run.block_on(node.node_get_volume_stats(NodeGetVolumeStatsRequest::default()));
-    check_refused(stats, unimplemented, &["NodeGetVolumeStats"]);
     let expand = run.block_on(node.node_expand_volume(NodeExpandVolumeRequest::default()));
     check_refused(expand, unimplemented, &["NodeExpandVolume"]);
 }

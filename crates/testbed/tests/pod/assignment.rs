@@ -4,7 +4,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::plugin::Strategy;
+use s3csi_testbed::plugin::PluginStrategy;
 use serde_json::json;
 use tonic::Code;
 
@@ -23,11 +23,11 @@ fn check(world: &World<'_>, words: &[&str]) {
 }
 
 #[test]
-fn a_workload_that_nobody_assigned_is_told_to_ask_the_controller() {
+fn the_error_for_an_unassigned_workload_names_the_controller() {
     let fixture = Fixture::new("pod-unassigned");
     let world = World::start(&fixture);
     let workload = world.workload(1);
-    let command = "kubectl logs -n kube-system -l app=s3-csi-controller";
+    let command = "kubectl logs -n default -l app=s3-csi-controller";
     check(&world, &["no Mountpoint Pod is assigned", &workload, PV, &world.node_name, "kubectl get s3pa", command]);
 }
 
@@ -53,7 +53,7 @@ fn a_mountpoint_pod_that_does_not_exist_is_named() {
 }
 
 #[test]
-fn a_mountpoint_pod_that_is_not_scheduled_is_named_with_the_schedulers_words() {
+fn the_error_has_the_schedulers_message_for_an_unscheduled_mountpoint_pod() {
     let fixture = Fixture::new("pod-unscheduled");
     let world = World::start(&fixture);
     let pod = world.pod_name(1);
@@ -78,7 +78,7 @@ fn a_mountpoint_pod_on_another_node_is_of_no_use() {
 }
 
 #[test]
-fn a_mountpoint_pod_that_is_not_running_is_named_with_kubelets_words() {
+fn the_error_has_kubelets_message_for_a_mountpoint_pod_that_does_not_run() {
     let fixture = Fixture::new("pod-pending");
     let world = World::start(&fixture);
     let pod = world.create_pod(1);
@@ -109,7 +109,7 @@ fn a_mountpoint_pod_that_is_to_end_gets_no_new_workload() {
     let world = World::start(&fixture);
     let pod = world.serve(&[1]);
     world.retire(&pod);
-    check(&world, &["is being taken away", &pod.name, "kubectl describe s3pa"]);
+    check(&world, &["is terminating", &pod.name, "kubectl describe s3pa"]);
 }
 
 #[test]
@@ -160,18 +160,22 @@ fn without_an_api_server_the_node_says_so_and_lets_go_of_what_it_has() {
     let kubeconfig = fs::read_to_string(control_plane().kubeconfig()).unwrap();
     let nowhere = fixture.path("nowhere.kubeconfig");
     fs::write(&nowhere, kubeconfig.replace(&control_plane().server(), "https://127.0.0.1:1")).unwrap();
-    world.plugin.set_strategy(Strategy::Pod { kubeconfig: nowhere });
+    world.plugin.set_strategy(PluginStrategy::Pod { kubeconfig: nowhere });
     world.start_node();
     // Who is served goes on being served, and leaves when he likes.
     world.publish(&world.volume(1));
     fs::write(target.join("file"), "x").unwrap();
     let outcome = world.try_publish_within(&world.volume(2), TIME);
-    check_refused(outcome, Code::Unavailable, &["the API server has not shown", "kubectl auth can-i watch"]);
+    check_refused(
+        outcome,
+        Code::Unavailable,
+        &["has not synced yet", "kubectl auth can-i watch", "get daemonset s3-csi-node"],
+    );
     world.unpublish(&world.volume(1));
     assert!(!target.exists());
     world.stop_node();
 
-    world.plugin.set_strategy(Strategy::Pod { kubeconfig: control_plane().kubeconfig() });
+    world.plugin.set_strategy(PluginStrategy::Pod { kubeconfig: control_plane().kubeconfig() });
     world.start_node();
     world.retire(&pod);
     world.check_nothing_mounted();

@@ -3,9 +3,13 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
+use s3csi_driver::csi::proto::NodeGetCapabilitiesRequest;
+use s3csi_driver::csi::proto::node_service_capability::rpc;
+use s3csi_driver::csi::proto::node_service_capability::{Rpc, Type};
+use s3csi_driver::csi::proto::volume_capability::access_mode::Mode;
+use s3csi_s3_server::store::{Account, Store as _};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
-use s3csi_testbed::store::{Account, Store as _};
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::wait::wait_for;
 
 use crate::world::{BUCKET, PV, World, names_in};
@@ -26,6 +30,25 @@ fn a_workload_is_served_by_its_mountpoint_pod() {
     assert_eq!(world.mounts(), [world.source(&pod)], "the source waits for the controller's word");
     world.retire(&pod);
     world.check_nothing_mounted();
+}
+
+/// `ReadWriteOnce` and `ReadWriteOncePod`: the controller keeps them to one node, so the node need only say that it understands them.
+#[test]
+fn volumes_for_one_node_are_announced_and_published() {
+    let fixture = Fixture::new("pod-single-node");
+    let world = World::start(&fixture);
+    let mut client = world.runtime.block_on(async { world.kubelet.node() });
+    let announced = world.runtime.block_on(client.node_get_capabilities(NodeGetCapabilitiesRequest {}));
+    let announced = announced.unwrap().into_inner().capabilities;
+    let single_node = Type::Rpc(Rpc { r#type: rpc::Type::SingleNodeMultiWriter.into() });
+    assert!(announced.iter().any(|it| it.r#type == Some(single_node)), "{announced:?}");
+    world.serve(&[1, 2]);
+    for (number, mode) in [(1, Mode::SingleNodeMultiWriter), (2, Mode::SingleNodeSingleWriter)] {
+        let volume = CsiVolume { mode, ..world.volume(number) };
+        let target = world.publish(&volume);
+        fs::write(target.join(format!("file-{number}")), "x").unwrap();
+        world.unpublish(&volume);
+    }
 }
 
 #[test]
@@ -107,7 +130,7 @@ fn publishing_again_changes_nothing_but_the_keys() {
     world.store.add_account(&old).unwrap();
     world.store.add_account(&new).unwrap();
     world.store.create_bucket("of-old", &old).unwrap();
-    let volume = Volume::new("of-old", PV, &world.workload(1));
+    let volume = CsiVolume::new("of-old", PV, &world.workload(1));
     let target = world.publish(&volume.clone().with_secret(&old.access_key, &old.secret_key));
     let mounts = world.mounts();
     let engine = world.engine();

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::Api;
-use kube::api::{ListParams, Patch, PatchParams, PostParams};
-use s3csi_testbed::cluster::{Administrator, AttachmentOrder, ControlPlane};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use s3csi_testbed::cluster::{Administrator, AttachmentTemplate, ControlPlane};
 use s3csi_testbed::plugin::DRIVER_NAME;
 use serde_json::json;
 
@@ -44,6 +44,17 @@ impl Cluster {
     /// Answers the UID. Without a node it is not scheduled.
     pub async fn create_pod(&self, name: &str, node: Option<&str>) -> String {
         self.0.create_mountpoint_pod(NAMESPACE, name, node).await.unwrap()
+    }
+
+    /// One that takes over from another one of the same source.
+    pub async fn create_successor(&self, name: &str, node: &str, source: &str) -> String {
+        let labels = json!({ format!("{DRIVER_NAME}/source"): source });
+        self.0.create_mountpoint_pod_with(NAMESPACE, name, Some(node), labels).await.unwrap()
+    }
+
+    /// Its containers have a minute to end.
+    pub async fn begin_deletion(&self, name: &str) {
+        self.0.pods(NAMESPACE).delete(name, &DeleteParams::default().grace_period(60)).await.unwrap();
     }
 
     /// As kubelet reports it.
@@ -133,7 +144,7 @@ impl Cluster {
 
     /// Makes the attachment of one PV on one node, or changes who is served by whom.
     pub async fn attach(&self, node: &str, pv: &str, entries: &BTreeMap<String, Vec<String>>) {
-        let order = AttachmentOrder { driver: DRIVER_NAME, node, persistent_volume: pv, entries };
+        let order = AttachmentTemplate { driver: DRIVER_NAME, node, persistent_volume: pv, entries };
         self.0.attach(order).await.unwrap();
     }
 }

@@ -106,7 +106,7 @@ macro_rules! crashes {
 
 crashes! {
     publish_locked: check_publish("locked");
-    publish_place_made: check_publish("place-made");
+    publish_directory_created: check_publish("directory-created");
     publish_credentials_written: check_publish("credentials-written");
     publish_connected: check_publish("connected");
     publish_fuse_mounted: check_publish("fuse-mounted");
@@ -123,7 +123,7 @@ crashes! {
 }
 
 #[test]
-fn a_dead_mount_that_nobody_asks_for_is_cleared_away_by_the_next_plugin() {
+fn an_unused_dead_mount_is_removed_by_the_next_plugin() {
     let fixture = Fixture::new("pod-crash-forgotten");
     let mut world = World::prepare(&fixture);
     let _pod = world.serve(&[1]);

@@ -4,9 +4,9 @@
 use std::fs;
 use std::time::Duration;
 
+use s3csi_s3_server::{Effect, Fault};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
-use s3csi_testbed::s3::{Effect, Fault};
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::wait::wait_for;
 use tonic::Code;
 
@@ -16,11 +16,11 @@ use crate::world::{BUCKET, PV, World, check_refused};
 const TIME: Duration = Duration::from_secs(6);
 
 #[test]
-fn the_engines_words_are_in_the_error_with_the_command_for_its_log() {
+fn the_error_has_the_engines_message_and_the_command_for_its_log() {
     let fixture = Fixture::new("pod-words");
     let world = World::start(&fixture);
     let pod = world.serve(&[1]);
-    let volume = Volume::new("no-such-bucket", PV, &world.workload(1));
+    let volume = CsiVolume::new("no-such-bucket", PV, &world.workload(1));
     let command = format!("kubectl logs -n {NAMESPACE} {}", pod.name);
     check_refused(
         world.try_publish(&volume),
@@ -39,7 +39,7 @@ fn the_engines_words_are_in_the_error_with_the_command_for_its_log() {
 }
 
 #[test]
-fn wrong_options_are_refused_before_anybody_is_waited_for() {
+fn invalid_options_are_refused_without_waiting() {
     let fixture = Fixture::new("pod-options");
     let world = World::start(&fixture);
     let volume = world.volume(1).with_option("read-only=maybe");

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::wait::wait_for;
 use tonic::Code;
 
@@ -44,7 +44,7 @@ fn check(world: &World<'_>, pod: &MountpointPod, code: Code, words: &[&str]) {
 }
 
 /// A socket at this path, though the path is longer than an address.
-fn listen(path: &Path) -> UnixListener {
+pub fn listen(path: &Path) -> UnixListener {
     let directory = File::open(path.parent().unwrap()).unwrap();
     let number = std::os::fd::AsRawFd::as_raw_fd(&directory);
     let name = path.file_name().unwrap().to_str().unwrap();
@@ -142,14 +142,14 @@ fn a_socket_that_talks_without_end_is_not_listened_to_without_end() {
 }
 
 /// Puts something where it does not belong.
-type Place = fn(&Path);
+type Placement = fn(&Path);
 
 #[test]
-fn last_words_that_are_a_fifo_a_link_or_huge_do_no_harm() {
+fn an_error_file_that_is_a_fifo_a_link_or_huge_is_harmless() {
     let fixture = Fixture::new("hostile-words");
     let (world, pod) = start(&fixture);
     let (socket, words) = (pod.directory.join("mount.sock"), pod.directory.join("mount.err"));
-    let place: [(&str, Place); 4] = [
+    let place: [(&str, Placement); 4] = [
         ("a FIFO", make_fifo),
         ("a link to a device", |it| symlink("/dev/zero", it).unwrap()),
         ("a link to a secret", |it| symlink("/etc/shadow", it).unwrap()),
@@ -162,8 +162,8 @@ fn last_words_that_are_a_fifo_a_link_or_huge_do_no_harm() {
             // Takes the request, leaves its words and goes: what a mounter of an earlier driver does.
             move || {
                 let (stream, _) = listener.accept().unwrap();
-                let limits = s3csi_mounter::handoff::ReceiveLimits::until(std::time::Instant::now() + TIME);
-                let request = s3csi_mounter::handoff::receive(&stream, limits).unwrap();
+                let limits = s3csi_handoff::ReceiveLimits::until(std::time::Instant::now() + TIME);
+                let request = s3csi_handoff::receive(&stream, limits).unwrap();
                 place(&words);
                 drop(request);
             }
@@ -181,12 +181,12 @@ fn last_words_that_are_a_fifo_a_link_or_huge_do_no_harm() {
 }
 
 #[test]
-fn words_of_a_healthy_mounter_arrive_though_the_file_is_a_directory() {
+fn errors_of_a_healthy_mounter_arrive_though_its_error_file_is_a_directory() {
     let fixture = Fixture::new("hostile-error-directory");
     let world = World::start(&fixture);
     let pod = world.serve(&[1]);
     fs::create_dir(pod.directory.join("mount.err")).unwrap();
-    let volume = Volume::new("no-such-bucket", PV, &world.workload(1));
+    let volume = CsiVolume::new("no-such-bucket", PV, &world.workload(1));
     check_refused(world.try_publish(&volume), Code::NotFound, &["does not exist"]);
     world.check_nothing_mounted();
     world.retire(&pod);

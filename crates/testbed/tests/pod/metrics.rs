@@ -36,7 +36,7 @@ impl World<'_> {
     }
 
     fn start_node_with_metrics(&mut self) {
-        self.start_node_with(&["--health-address", "127.0.0.1:0"]);
+        self.start_node_with(&["--health-address", "127.0.0.1:0", "--longest-outage", "1s"]);
         self.node().wait_for_log("serving /healthz and /metrics");
     }
 }
@@ -60,7 +60,10 @@ fn figures_follow_what_happens() {
         let name = format!("s3csi_publish_duration_seconds_count{{phase=\"{phase}\",code=\"OK\"}}");
         assert_eq!(figures.get(&name).map(String::as_str), Some("1"), "{name} in {figures:?}");
     }
-    assert_eq!([&figures[&mounts("alive")], &figures[&mounts("dead")], &figures["s3csi_targets"]], ["1", "0", "1"]);
+    // The state of the mounts may be a second old.
+    for (name, value) in [(mounts("alive"), "1"), (mounts("dead"), "0"), ("s3csi_targets".to_owned(), "1")] {
+        world.wait_for_figure(&name, value);
+    }
     assert!(figures["s3csi_credentials_age_seconds"].parse::<f64>().unwrap() < 60.0);
     world.wait_for_figure("s3csi_api_requests_total{verb=\"patch\",resource=\"pods/status\",code=\"200\"}", "1");
     world.wait_for_figure("s3csi_events_total{outcome=\"written\"}", "1");
@@ -92,7 +95,7 @@ fn figures_follow_what_happens() {
 }
 
 #[test]
-fn a_mount_that_hangs_is_counted_and_holds_nobody_up() {
+fn a_hung_mount_is_counted_and_delays_no_scrape() {
     let fixture = Fixture::new("pod-metrics-hung");
     let mut world = World::prepare(&fixture);
     world.start_node_with_metrics();

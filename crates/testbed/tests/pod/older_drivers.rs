@@ -9,11 +9,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use s3csi_driver::host::{Access, FuseOptions, Host as _, Kernel, Probe};
-use s3csi_mounter::handoff::{self, MountRequest, ReceiveLimits, Request};
+use s3csi_handoff::{self as handoff, MountRequest, ReceiveLimits, ReceivedMount, Request};
+use s3csi_s3_server::store::Store as _;
+use s3csi_testbed::engine::{EngineLauncher, EngineMount};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::leftovers::mounts_beneath;
-use s3csi_testbed::store::Store as _;
 use s3csi_testbed::wait::{SOON, wait_for};
 use tonic::Code;
 
@@ -37,7 +38,7 @@ impl OldMounter {
             drop(listener);
             fs::remove_file(place.join("mount.sock")).unwrap();
             let received = handoff::receive(&stream, ReceiveLimits::until(Instant::now() + SOON)).unwrap();
-            let Request::Mount(request, fuse) = received else { panic!("not a mount request") };
+            let Request::Mount(ReceivedMount { request, fuse, .. }) = received else { panic!("not a mount request") };
             assert_eq!(request.source, None, "there is no such field for it");
             let output = run(engine, request, fuse, &place).wait_with_output().unwrap();
             if !output.status.success() {
@@ -103,10 +104,10 @@ fn a_mounter_that_never_answers_but_serves_is_fine() {
 }
 
 #[test]
-fn the_words_that_an_older_mounter_leaves_are_in_the_error() {
+fn the_error_file_of_an_older_mounter_is_in_the_error() {
     let fixture = Fixture::new("old-words");
     let (world, pod, mounter) = start(&fixture);
-    let volume = Volume::new("no-such-bucket", PV, &world.workload(1));
+    let volume = CsiVolume::new("no-such-bucket", PV, &world.workload(1));
     let outcome = world.try_publish_within(&volume, Duration::from_secs(40));
     check_refused(outcome, Code::NotFound, &["the engine failed", "does not exist", "kubectl logs", &pod.name]);
     assert_ne!(mounter.end(), Some(0));
@@ -114,7 +115,7 @@ fn the_words_that_an_older_mounter_leaves_are_in_the_error() {
 }
 
 #[test]
-fn words_of_an_earlier_failure_are_not_taken_for_those_of_this_one() {
+fn error_output_of_an_earlier_failure_is_not_reported_again() {
     let fixture = Fixture::new("old-stale-words");
     let (world, pod, mounter) = start(&fixture);
     fs::write(pod.directory.join("mount.err"), "the words of yesterday").unwrap();
@@ -159,4 +160,48 @@ fn a_request_of_an_older_node_is_served_by_our_mounter() {
     host.unmount(&source).unwrap();
     assert_eq!(mounts_beneath(&source), Vec::<PathBuf>::new());
     assert!(pod.mounter().wait_for_end().success());
+}
+
+/// A mount as version 1 leaves it at a target, with its key files in the plugin's directory.
+fn mount_as_version_1<'a>(
+    fixture: &'a Fixture,
+    world: &'a World<'_>,
+    volume: &CsiVolume,
+    arguments: &[&str],
+) -> (EngineMount<'a>, [PathBuf; 2]) {
+    let target = world.kubelet.target(volume);
+    fs::create_dir_all(&target).unwrap();
+    let engine =
+        arguments.iter().fold(EngineLauncher::new(fixture, &world.store, BUCKET), |it, more| it.argument(*more));
+    let profile = format!("{}-{}-s3-csi", volume.pod_uid, volume.handle);
+    let files = ["config", "credentials"].map(|it| plugin_directory(world).join(format!("{profile}-{it}")));
+    for file in &files {
+        fs::write(file, "old").unwrap();
+    }
+    (engine.mount_at(&target), files)
+}
+
+fn plugin_directory(world: &World<'_>) -> PathBuf {
+    world.plugin.sources().parent().unwrap().to_owned()
+}
+
+#[test]
+fn a_mount_of_version_1_is_kept_with_rotated_keys_that_are_removed_with_it() {
+    let fixture = Fixture::new("pod-version-1");
+    let world = World::start(&fixture);
+    let (writable, read_only) = (world.volume(1), CsiVolume { is_read_only: true, ..world.volume(2) });
+    for (volume, arguments) in [(&writable, &["--allow-delete"][..]), (&read_only, &["--read-only"])] {
+        let (mount, files) = mount_as_version_1(&fixture, &world, volume, arguments);
+        let before = world.mounts();
+        // Without a Mountpoint Pod: the call is answered at once.
+        world.publish(volume);
+        assert_eq!(world.mounts(), before, "nothing is mounted over it");
+        let keys = fs::read_to_string(&files[1]).unwrap();
+        assert!(keys.contains(&world.store.account().access_key), "the keys were not refreshed: {keys}");
+        world.unpublish(volume);
+        assert!(files.iter().all(|it| !it.exists()), "keys are left: {files:?}");
+        assert!(mount.process().unwrap().wait_for_end().success());
+        drop(mount);
+    }
+    world.check_nothing_mounted();
 }

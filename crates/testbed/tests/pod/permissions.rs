@@ -12,7 +12,7 @@ use kube::{Api, Client, Config};
 use s3csi_testbed::chart;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::kubelet::Kubelet;
-use s3csi_testbed::plugin::Strategy;
+use s3csi_testbed::plugin::PluginStrategy;
 use s3csi_testbed::wait::wait_for;
 use serde_json::{Value, json};
 
@@ -90,7 +90,7 @@ fn every_right_is_used_none_is_missing_and_other_nodes_are_out_of_reach() {
     let yaml = account();
     control_plane().apply(&yaml).unwrap();
     let kubeconfig = world.kubeconfig_of_the_plugin(fixture.path("plugin.kubeconfig"));
-    world.plugin.set_strategy(Strategy::Pod { kubeconfig: kubeconfig.clone() });
+    world.plugin.set_strategy(PluginStrategy::Pod { kubeconfig: kubeconfig.clone() });
     let taint = "s3.csi.scality.com/agent-not-ready";
     world.runtime.block_on(world.cluster.create_node(&world.node_name, &["other", taint]));
 
@@ -135,13 +135,37 @@ fn every_right_is_used_none_is_missing_and_other_nodes_are_out_of_reach() {
         let label = Patch::Merge(json!({ "metadata": { "labels": { "a": "b" } } }));
         let refused = nodes.patch(own, &parameters, &label).await.unwrap_err().to_string();
         assert!(refused.contains("may change nothing but the taint"), "{refused}");
+        // Whatever the field: these were not in a list of names once.
+        for field in ["podCIDR", "podCIDRs", "providerID"] {
+            let value = if field == "podCIDRs" { json!(["10.9.0.0/24"]) } else { json!("10.9.0.0/24") };
+            let mut spec = json!({ "podCIDR": "10.9.0.0/24", "podCIDRs": ["10.9.0.0/24"] });
+            spec[field] = value;
+            let change = Patch::Merge(json!({ "spec": spec }));
+            let refused = nodes.patch(own, &parameters, &change).await.unwrap_err().to_string();
+            assert!(refused.contains("may change nothing but the taint"), "{field}: {refused}");
+        }
         let condition =
             |kind: &str| Patch::Strategic(json!({ "status": { "conditions": [{ "type": kind, "status": "True" }] } }));
         let ours = condition("s3.csi.scality.com/Mounted");
         let refused = pods.patch_status(&elsewhere, &parameters, &ours).await.unwrap_err().to_string();
         assert!(refused.contains("may change Mountpoint Pods on its own node only"), "{refused}");
         let refused = pods.patch_status(&pod.name, &parameters, &condition("Ready")).await.unwrap_err().to_string();
-        assert!(refused.contains("may write the condition s3.csi.scality.com/Mounted only"), "{refused}");
-        pods.patch_status(&pod.name, &parameters, &ours).await.unwrap();
+        assert!(refused.contains("may write the conditions s3.csi.scality.com/Mounted and Movable only"), "{refused}");
+        for change in [
+            json!({ "metadata": { "labels": { "a": "b" } } }),
+            json!({ "metadata": { "annotations": { "s3.csi.scality.com/needs-unmount": "true" } } }),
+            json!({ "status": { "reason": "Evicted" } }),
+            json!({ "status": { "message": "gone" } }),
+        ] {
+            let patch = Patch::Merge(change.clone());
+            let refused = pods.patch_status(&pod.name, &parameters, &patch).await.unwrap_err().to_string();
+            assert!(
+                refused.contains("may write the conditions s3.csi.scality.com/Mounted and Movable only"),
+                "{change}: {refused}"
+            );
+        }
+        for kind in ["s3.csi.scality.com/Mounted", "s3.csi.scality.com/Movable"] {
+            pods.patch_status(&pod.name, &parameters, &condition(kind)).await.unwrap();
+        }
     });
 }

@@ -1,11 +1,15 @@
 //! A Mountpoint Pod, its container or its engine is gone while workloads need it: the next publish mounts the source anew.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 
 use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::noise::noise;
+use s3csi_testbed::steady_reader::SteadyReader;
 use s3csi_testbed::wait::wait_for;
+use tonic::Code;
 
-use crate::world::{MountpointPod, World};
+use crate::world::{MountpointPod, World, check_refused};
 
 /// What kubelet's next call finds dead, it repairs.
 #[track_caller]
@@ -20,27 +24,64 @@ fn check_repaired(world: &World<'_>, pod: &MountpointPod) {
 }
 
 #[test]
-fn a_container_that_was_restarted_serves_the_source_anew() {
+fn readers_see_no_error_when_the_container_is_killed_and_restarted() {
     let fixture = Fixture::new("pod-restarted");
     let world = World::start(&fixture);
     let pod = world.serve(&[1]);
     let target = world.publish(&world.volume(1));
+    let content = noise(1, 100_000);
+    fs::write(target.join("kept"), &content).unwrap();
+    let before = fs::metadata(&target).unwrap().dev();
+    let reader = SteadyReader::start(&target, "kept", &content);
     world.kill_mounter(&pod);
-    assert!(fs::read_dir(&target).is_err(), "without an engine the mount is dead");
     let pod = world.start_mounter(&pod, &[]);
+    reader.wait_for_rounds(5);
+    let report = reader.finish_without_errors();
+    println!("{} rounds, the longest took {:?}", report.rounds, report.longest);
+    assert_eq!(fs::metadata(&target).unwrap().dev(), before, "it is the same mount");
+    world.node().wait_for_log("a new engine resumed its mount");
     check_repaired(&world, &pod);
 }
 
 #[test]
-fn a_pod_of_the_same_name_serves_the_source_anew() {
+fn readers_see_no_error_when_the_pod_is_deleted_and_created_again() {
     let fixture = Fixture::new("pod-replaced");
     let world = World::start(&fixture);
     let old = world.serve(&[1]);
-    world.publish(&world.volume(1));
+    let target = world.publish(&world.volume(1));
+    fs::write(target.join("kept"), "x").unwrap();
+    let before = fs::metadata(&target).unwrap().dev();
+    let reader = SteadyReader::start(&target, "kept", b"x");
     world.delete_pod(&old);
     let new = world.run_pod(1);
     assert_eq!(old.name, new.name);
     assert_ne!(old.uid, new.uid);
+    reader.wait_for_rounds(5);
+    reader.finish_without_errors();
+    assert_eq!(fs::metadata(&target).unwrap().dev(), before, "it is the same mount");
+    check_repaired(&world, &new);
+}
+
+#[test]
+fn a_pod_that_is_created_again_after_a_restart_of_the_node_plugin_gets_its_keys_with_the_next_publish() {
+    let fixture = Fixture::new("pod-replaced-later");
+    let mut world = World::start(&fixture);
+    let old = world.serve(&[1]);
+    let target = world.publish(&world.volume(1));
+    fs::write(target.join("kept"), "x").unwrap();
+    let before = fs::metadata(&target).unwrap().dev();
+    let reader = SteadyReader::start(&target, "kept", b"x");
+    world.kill_node();
+    world.start_node();
+    world.node().wait_for_log("mount of an earlier process is held");
+    world.delete_pod(&old);
+    let new = world.run_pod(1);
+    // kubelet repeats its call; this one finds a mount without an engine.
+    let outcome = world.try_publish_within(&world.volume(1), std::time::Duration::from_secs(30));
+    println!("{outcome:?}");
+    reader.wait_for_rounds(5);
+    reader.finish_without_errors();
+    assert_eq!(fs::metadata(&target).unwrap().dev(), before, "it is the same mount");
     check_repaired(&world, &new);
 }
 
@@ -69,12 +110,12 @@ fn an_engine_that_dies_is_replaced_by_its_mounter() {
     let engine = world.engine();
     rustix::process::kill_process(engine, rustix::process::Signal::KILL).unwrap();
     fs::write(target.join("file"), "x").unwrap();
-    world.node().wait_for_log("another one has taken its place");
+    world.node().wait_for_log("a new engine resumed its mount");
     check_repaired(&world, &pod);
 }
 
 #[test]
-fn an_engine_that_takes_its_mount_with_it_is_started_anew_by_the_next_publish() {
+fn an_engine_that_removes_its_mount_is_restarted_by_the_next_publish() {
     let fixture = Fixture::new("pod-engine-only");
     let world = World::start(&fixture);
     let pod = world.run_pod_with(1, &["--keep", "off"]);
@@ -87,16 +128,19 @@ fn an_engine_that_takes_its_mount_with_it_is_started_anew_by_the_next_publish() 
 }
 
 #[test]
-fn a_frozen_engine_is_replaced_by_the_next_publish() {
+fn a_silent_engine_is_kept_by_a_publish_until_it_is_dead() {
     let fixture = Fixture::new("pod-frozen");
     let world = World::start(&fixture);
     let pod = world.run_pod_with(1, &["--keep", "off"]);
     world.assign(&pod.name, &[1]);
-    world.publish(&world.volume(1));
-    let engine = world.engine();
+    let target = world.publish(&world.volume(1));
+    let (engine, mounts) = (world.engine(), world.mounts());
     s3csi_testbed::processes::freeze(engine);
-    world.publish(&world.volume(1));
-    assert_ne!(world.engine(), engine);
+    let reason = ["has not answered for", "The mount is kept"];
+    check_refused(world.try_publish(&world.volume(1)), Code::Unavailable, &reason);
+    assert_eq!((world.engine(), world.mounts()), (engine, mounts), "nothing was replaced");
+    rustix::process::kill_process(engine, rustix::process::Signal::KILL).unwrap();
+    wait_for("the mount is dead", || fs::read_dir(&target).is_err());
     check_repaired(&world, &pod);
 }
 

@@ -35,10 +35,17 @@ impl World<'_> {
     }
 }
 
+/// A mount is given up soon after its mounter died.
+fn start(fixture: &Fixture) -> World<'_> {
+    let mut world = World::prepare(fixture);
+    world.start_node_with(&["--longest-outage", "1s"]);
+    world
+}
+
 #[test]
 fn a_mountpoint_pod_says_what_became_of_its_source() {
     let fixture = Fixture::new("pod-status");
-    let world = World::start(&fixture);
+    let world = start(&fixture);
     let pod = world.serve(&[1, 2]);
     let ready = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
     world.runtime.block_on(world.cluster.set_status(&pod.name, ready));
@@ -55,7 +62,7 @@ fn a_mountpoint_pod_says_what_became_of_its_source() {
     }
 
     kill_process(world.engine(), Signal::KILL).unwrap();
-    world.wait_for_mounted(&pod, "True EngineResumed: an engine died (");
+    world.wait_for_mounted(&pod, "True EngineResumed: the engine died (");
     world.wait_for_event(2, "Warning EngineResumed: the engine of bucket \"bucket-1\" died (");
     fs::write(target.join("file"), "x").unwrap();
 
@@ -82,7 +89,7 @@ fn a_mountpoint_pod_says_what_became_of_its_source() {
 }
 
 #[test]
-fn what_happened_while_nobody_looked_is_seen_after_the_plugin_is_back() {
+fn changes_during_the_plugins_absence_are_seen_after_its_restart() {
     let fixture = Fixture::new("pod-status-restart");
     let mut world = World::start(&fixture);
     let pod = world.serve(&[1]);
@@ -99,14 +106,32 @@ fn what_happened_while_nobody_looked_is_seen_after_the_plugin_is_back() {
 }
 
 #[test]
-fn the_same_is_not_told_again_and_again() {
-    let fixture = Fixture::new("pod-status-rate");
+fn each_option_without_effect_has_its_event() {
+    let fixture = Fixture::new("pod-status-options");
     let world = World::start(&fixture);
+    let pod = world.serve(&[1]);
+    let volume = world.volume(1).with_option("endpoint-url http://elsewhere.example").with_option("profile other");
+    world.publish(&volume);
+    for option in ["--endpoint-url", "--profile"] {
+        world.wait_for_event(
+            1,
+            &format!("Warning MountOptionIgnored: bucket \"bucket-1\": mount option {option} has no effect: "),
+        );
+    }
+    world.wait_for_event(1, "Normal VolumeMounted");
+    world.unpublish(&volume);
+    world.retire(&pod);
+}
+
+#[test]
+fn repeated_events_are_rate_limited() {
+    let fixture = Fixture::new("pod-status-rate");
+    let world = start(&fixture);
     let pod = world.serve(&[1]);
     let target = world.publish(&world.volume(1));
     for number in 1..=3 {
         kill_process(world.engine(), Signal::KILL).unwrap();
-        let died = || world.node().errors().matches("another one has taken its place").count();
+        let died = || world.node().errors().matches("a new engine resumed its mount").count();
         wait_for("the engine was replaced", || died() == number);
         fs::write(target.join(format!("file-{number}")), "x").unwrap();
     }

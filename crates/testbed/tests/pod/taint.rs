@@ -2,7 +2,7 @@
 
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::kubelet::Kubelet;
-use s3csi_testbed::plugin::{DRIVER_NAME, Strategy};
+use s3csi_testbed::plugin::{DRIVER_NAME, PluginStrategy};
 use s3csi_testbed::wait::wait_for;
 
 use crate::cluster::control_plane;
@@ -40,7 +40,7 @@ fn the_taint_goes_once_kubelet_has_registered_the_driver() {
     let mut world = World::prepare(&fixture);
     world.create_node(&["a", TAINT, "b"]);
     world.start_node();
-    world.node().wait_for_log("the taint stays until kubelet has registered the driver");
+    world.node().wait_for_log("taint stays until kubelet has registered the driver");
     assert_eq!(world.taints(), ["a", "b", TAINT]);
     world.register();
     world.wait_for_taints(&["a", "b"]);
@@ -62,7 +62,7 @@ fn the_taint_goes_again_whenever_it_comes_back() {
     world.kill_node();
     world.add_taint(TAINT);
     world.start_node();
-    world.node().wait_for_log("the taint stays until kubelet has registered the driver");
+    world.node().wait_for_log("taint stays until kubelet has registered the driver");
     world.register();
     world.wait_for_taints(&[]);
 }
@@ -85,14 +85,14 @@ fn taints_that_others_add_meanwhile_are_not_lost() {
 }
 
 #[test]
-fn other_strategies_remove_it_too_and_believe_the_csinode_if_somebody_else_registers() {
+fn other_strategies_remove_it_too_and_trust_the_csinode_if_a_sidecar_registers() {
     let fixture = Fixture::new("pod-taint-daemon");
     let mut world = World::prepare(&fixture);
-    world.plugin.set_strategy(Strategy::Daemon);
+    world.plugin.set_strategy(PluginStrategy::Daemon);
     world.create_node(&[TAINT]);
     let kubeconfig = control_plane().kubeconfig();
     world.start_node_with(&["--registration", "off", "--kubeconfig", kubeconfig.to_str().unwrap()]);
-    world.node().wait_for_log("the taint stays until kubelet has registered the driver");
+    world.node().wait_for_log("taint stays until kubelet has registered the driver");
     world.runtime.block_on(world.cluster.write_csi_node(&world.node_name, &["other.example.com"]));
     assert_eq!(world.taints(), [TAINT]);
     world.runtime.block_on(world.cluster.write_csi_node(&world.node_name, &["other.example.com", DRIVER_NAME]));
@@ -108,11 +108,11 @@ fn a_plugin_without_an_api_server_serves_all_the_same() {
     let nobody = text.replace(&control_plane().server(), "https://127.0.0.1:1");
     assert_ne!(nobody, text);
     std::fs::write(&elsewhere, nobody).unwrap();
-    world.plugin.set_strategy(Strategy::Daemon);
+    world.plugin.set_strategy(PluginStrategy::Daemon);
     let mounter = world.plugin.start_mounter().unwrap();
     world.start_node_with(&["--kubeconfig", elsewhere.to_str().unwrap()]);
     world.register();
-    world.node().wait_for_log("the node's taints cannot be seen at the moment");
+    world.node().wait_for_log("watch failed, retrying");
     let target = world.publish(&world.volume(1));
     std::fs::write(target.join("file"), "x").unwrap();
     world.unpublish(&world.volume(1));

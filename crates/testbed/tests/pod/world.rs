@@ -3,50 +3,62 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::ops::{Deref, DerefMut};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
+use s3csi_core::attachment::successor_name;
 use s3csi_core::names::mountpoint_pod_name;
+use s3csi_s3_server::{Config, S3Server};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::{Kubelet, Volume};
-use s3csi_testbed::leftovers::mounts_beneath;
-use s3csi_testbed::plugin::{Plugin, Strategy};
+use s3csi_testbed::kubelet::CsiVolume;
+use s3csi_testbed::plugin::{Plugin, PluginStrategy};
 use s3csi_testbed::process::Process;
-use s3csi_testbed::processes;
-use s3csi_testbed::s3::{Config, S3Server};
+use s3csi_testbed::test_node::TestNode;
 use s3csi_testbed::wait::{SOON, wait_for, wait_until};
 use serde_json::json;
-use tokio::runtime::Runtime;
-use tonic::{Code, Status};
 
 use crate::cluster::{Cluster, control_plane};
+
+pub use s3csi_testbed::test_node::{check_refused, names_in};
 
 pub const BUCKET: &str = "bucket-1";
 pub const PV: &str = "pv-1";
 
 /// Declare it after its fixture. Dropping it ends everything as Kubernetes would, and panics if something does not end well.
 pub struct World<'a> {
-    pub kubelet: Kubelet,
-    pub plugin: Plugin<'a>,
-    pub store: S3Server,
-    pub runtime: Runtime,
+    node: TestNode<'a>,
     pub cluster: Cluster,
     pub node_name: String,
     /// Part of every UID in this world, because the API server has those of others, too.
     number: u32,
-    node: Option<Process>,
     pods: Mutex<BTreeMap<String, MountpointPod>>,
     entries: Mutex<BTreeMap<String, Vec<String>>>,
-    fixture: &'a Fixture,
+}
+
+impl<'a> Deref for World<'a> {
+    type Target = TestNode<'a>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.node
+    }
+}
+
+impl DerefMut for World<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.node
+    }
 }
 
 /// A Mountpoint Pod that was made here.
 #[derive(Clone)]
 pub struct MountpointPod {
     pub name: String,
+    /// The name of the first Mountpoint Pod of its source.
+    pub source: String,
     pub uid: String,
     /// The directory it shares with the node.
     pub directory: PathBuf,
@@ -68,29 +80,16 @@ impl<'a> World<'a> {
         let buckets = (1..=3).map(|it| format!("bucket-{it}")).collect();
         let store = S3Server::start_blocking(Config { buckets, ..Config::default() }).unwrap();
         let mut plugin = Plugin::new(fixture, &store).unwrap();
-        plugin.set_strategy(Strategy::Pod { kubeconfig: control_plane().kubeconfig() });
+        plugin.set_strategy(PluginStrategy::Pod { kubeconfig: control_plane().kubeconfig() });
         plugin.set_node_name(&node_name);
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let kubelet = runtime.block_on(async { plugin.kubelet() });
-        let cluster = runtime.block_on(Cluster::connect(control_plane()));
-        Self {
-            kubelet,
-            plugin,
-            store,
-            runtime,
-            cluster,
-            node_name,
-            number,
-            node: None,
-            pods: Mutex::default(),
-            entries: Mutex::default(),
-            fixture,
-        }
+        let node = TestNode::new(fixture, store, plugin);
+        let cluster = node.runtime.block_on(Cluster::connect(control_plane()));
+        Self { node, cluster, node_name, number, pods: Mutex::default(), entries: Mutex::default() }
     }
 
     /// The volume of a workload. All of them have the same PV.
-    pub fn volume(&self, number: u32) -> Volume {
-        Volume::new(BUCKET, PV, &self.workload(number))
+    pub fn volume(&self, number: u32) -> CsiVolume {
+        CsiVolume::new(BUCKET, PV, &self.workload(number))
     }
 
     /// The UID of a workload.
@@ -101,35 +100,6 @@ impl<'a> World<'a> {
     /// The name of the Mountpoint Pod that is made for a workload.
     pub fn pod_name(&self, number: u32) -> String {
         mountpoint_pod_name(&self.workload(number).parse().unwrap(), &PV.parse().unwrap())
-    }
-
-    pub fn node(&self) -> &Process {
-        self.node.as_ref().expect("the node plugin was not started")
-    }
-
-    pub fn start_node(&mut self) {
-        self.start_node_with(&[]);
-    }
-
-    pub fn start_node_with(&mut self, arguments: &[&str]) {
-        self.node = Some(self.plugin.start_node_with(arguments).unwrap());
-        // A connection to an earlier node plugin would fail once before it is made anew.
-        self.kubelet = self.runtime.block_on(async { self.plugin.kubelet() });
-    }
-
-    pub fn kill_node(&mut self) {
-        self.node.take().expect("the node plugin was not started").kill();
-    }
-
-    /// Waits for a node plugin that ends by itself.
-    pub fn wait_for_end_of_node(&mut self) {
-        self.node.take().expect("the node plugin was not started").wait_for_end();
-    }
-
-    /// Stops the node plugin as Kubernetes does.
-    pub fn stop_node(&mut self) {
-        let status = self.node.take().expect("the node plugin was not started").terminate();
-        assert!(status.success(), "the node plugin ended with {status}");
     }
 
     /// The Mountpoint Pod for the first workload of this number: made, its mounter runs, and kubelet has said so.
@@ -149,9 +119,34 @@ impl<'a> World<'a> {
         let name = self.pod_name(number);
         let uid = self.runtime.block_on(self.cluster.create_pod(&name, Some(&self.node_name)));
         let directory = self.plugin.make_communication_directory(&uid).unwrap();
-        let pod = MountpointPod { name: name.clone(), uid, directory, mounter: None };
+        let pod = MountpointPod { source: name.clone(), name: name.clone(), uid, directory, mounter: None };
         self.pods().insert(name, pod.clone());
         pod
+    }
+
+    /// A running Mountpoint Pod that is to take over from another one, as the controller starts it.
+    pub fn run_successor(&self, pod: &MountpointPod, arguments: &[&str]) -> MountpointPod {
+        let (name, source) = (successor_name(&pod.source, &pod.uid), pod.source.clone());
+        let uid = self.runtime.block_on(self.cluster.create_successor(&name, &self.node_name, &source));
+        let directory = self.plugin.make_communication_directory(&uid).unwrap();
+        let pod = MountpointPod { name, source, uid, directory, mounter: None };
+        let pod = self.start_mounter(&pod, arguments);
+        self.set_phase(&pod, "Running");
+        pod
+    }
+
+    /// The Pod is deleted: its containers are told to end and have time for it.
+    pub fn begin_deletion(&self, pod: &MountpointPod) {
+        self.runtime.block_on(self.cluster.begin_deletion(&pod.name));
+        pod.mounter().signal(Signal::TERM);
+    }
+
+    /// Its mounter has ended well, and the Pod is gone.
+    #[track_caller]
+    pub fn finish_deletion(&self, pod: &MountpointPod) {
+        let status = pod.mounter().wait_for_end();
+        assert!(status.success(), "the mounter ended with {status}: {}", pod.mounter());
+        self.delete_pod(pod);
     }
 
     /// Starts the container's process.
@@ -190,7 +185,9 @@ impl<'a> World<'a> {
     pub fn delete_pod(&self, pod: &MountpointPod) {
         self.kill_mounter(pod);
         self.runtime.block_on(self.cluster.delete_pod(&pod.name));
-        fs::remove_dir_all(self.plugin.kubelet_root().join("pods").join(&pod.uid)).unwrap();
+        // Kubelet repeats this as well: the node plugin may write a file there until it has seen the end of the Pod.
+        let directory = self.plugin.kubelet_root().join("pods").join(&pod.uid);
+        wait_for("the directory of the Pod is gone", || fs::remove_dir_all(&directory).is_ok() || !directory.exists());
         self.pods().remove(&pod.name);
     }
 
@@ -229,59 +226,15 @@ impl<'a> World<'a> {
 
     /// Looked up in the directory above: a look at the source itself would ask its engine.
     pub fn source_exists(&self, pod: &MountpointPod) -> bool {
-        names_in(&self.plugin.sources()).contains(&pod.name)
+        names_in(&self.plugin.sources()).contains(&pod.source)
     }
 
     pub fn source(&self, pod: &MountpointPod) -> PathBuf {
-        self.plugin.sources().join(&pod.name)
+        self.plugin.sources().join(&pod.source)
     }
 
-    /// Publishes and answers the target.
-    #[track_caller]
-    pub fn publish(&self, volume: &Volume) -> PathBuf {
-        match self.try_publish(volume) {
-            Ok(target) => target,
-            Err(status) => panic!("{} not published: {:?}: {}", volume.pv, status.code(), status.message()),
-        }
-    }
-
-    pub fn try_publish(&self, volume: &Volume) -> Result<PathBuf, Status> {
-        self.runtime.block_on(self.kubelet.publish(volume))
-    }
-
-    /// With less time than kubelet gives. The answer must come in it.
-    #[track_caller]
-    pub fn try_publish_within(&self, volume: &Volume, time: Duration) -> Result<(), Status> {
-        let start = Instant::now();
-        let target = self.kubelet.target(volume);
-        fs::create_dir_all(target.parent().unwrap()).unwrap();
-        let mut request = tonic::Request::new(self.kubelet.publish_request(volume));
-        request.set_timeout(time);
-        let outcome = self.runtime.block_on(self.kubelet.node().node_publish_volume(request));
-        assert!(start.elapsed() < time, "took {:?}", start.elapsed());
-        outcome.map(drop)
-    }
-
-    #[track_caller]
-    pub fn unpublish(&self, volume: &Volume) {
-        if let Err(status) = self.try_unpublish(volume) {
-            panic!("{} not unpublished: {:?}: {}", volume.pv, status.code(), status.message());
-        }
-    }
-
-    pub fn try_unpublish(&self, volume: &Volume) -> Result<(), Status> {
-        self.runtime.block_on(self.kubelet.unpublish(volume))
-    }
-
-    /// A publish that runs while the test does something else.
-    pub fn publish_in_background(&self, volume: &Volume) -> tokio::task::JoinHandle<Result<PathBuf, Status>> {
-        let (kubelet, volume) = (self.kubelet.clone(), volume.clone());
-        self.runtime.spawn(async move { kubelet.publish(&volume).await })
-    }
-
-    /// Engines of this node, whoever started them.
     pub fn engines(&self) -> Vec<Pid> {
-        processes::running("mount-s3", self.fixture.directory())
+        self.node.engine_processes()
     }
 
     /// Engines of one Mountpoint Pod: they run in its directory.
@@ -297,21 +250,17 @@ impl<'a> World<'a> {
         engines[0]
     }
 
-    pub fn mounts(&self) -> Vec<PathBuf> {
-        mounts_beneath(self.fixture.directory())
-    }
-
     /// Nothing is mounted, no engine runs, no source is there and no credentials are.
     #[track_caller]
     pub fn check_nothing_mounted(&self) {
-        let is_clean =
-            || self.mounts().is_empty() && self.engines().is_empty() && names_in(&self.plugin.sources()).is_empty();
-        let is_clean = wait_until(Instant::now() + SOON, is_clean);
-        let sources = names_in(&self.plugin.sources());
-        assert!(is_clean, "left: mounts {:?}, engines {:?}, sources {sources:?}", self.mounts(), self.engines());
-        for pod in self.pods().values() {
-            assert!(!pod.directory.join("credentials").exists(), "credentials of {} are left", pod.name);
-        }
+        let credentials = || {
+            let pods = self.pods();
+            let left = pods.values().filter(|it| it.directory.join("credentials").exists());
+            left.map(|it| it.name.clone()).collect::<Vec<_>>()
+        };
+        let leftovers = || (self.mounts(), self.engines(), names_in(&self.plugin.sources()), credentials());
+        let is_clean = wait_until(Instant::now() + SOON, || leftovers() == (vec![], vec![], vec![], vec![]));
+        assert!(is_clean, "left (mounts, engines, sources, credentials): {:?}", leftovers());
     }
 
     fn pods(&self) -> MutexGuard<'_, BTreeMap<String, MountpointPod>> {
@@ -328,10 +277,7 @@ impl Drop for World<'_> {
         for pod in running {
             self.retire(&pod);
         }
-        if let Some(node) = self.node.take() {
-            let status = node.terminate();
-            assert!(status.success(), "the node plugin ended with {status}: {node}");
-        }
+        self.node.stop_node();
     }
 }
 
@@ -344,24 +290,4 @@ impl MountpointPod {
     pub fn is_running(&self) -> bool {
         self.mounter.as_ref().is_some_and(|it| it.is_running())
     }
-}
-
-/// The call was refused with this code and with all of these words.
-#[track_caller]
-pub fn check_refused<T: std::fmt::Debug>(outcome: Result<T, Status>, code: Code, words: &[&str]) {
-    let status = outcome.expect_err("the call must fail");
-    assert_eq!(status.code(), code, "{}", status.message());
-    for word in words {
-        assert!(status.message().contains(word), "{word:?} is missing in: {}", status.message());
-    }
-    assert!(!status.message().contains("stack backtrace"), "{}", status.message());
-    assert!(!status.message().contains('\n'), "more than one line: {}", status.message());
-}
-
-/// Names in a directory, sorted; none if there is no such directory.
-pub fn names_in(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries.map(|it| it.file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
 }

@@ -39,10 +39,10 @@ fn a_bucket_is_made_once_whenever_the_driver_dies(world: &World) {
 
 fn a_bucket_is_deleted_whenever_the_driver_dies(world: &World) {
     let provisioning = world.provisioning();
-    for step in ["data-deleted", "note-removed", "bucket-deleted"] {
+    for step in ["data-deleted", "metadata-deleted", "bucket-deleted"] {
         let controller = provisioning.start();
         let volume = provisioning.create(whole()).unwrap();
-        world.put(&volume.volume_id, "file", b"content");
+        world.put_into(&volume.volume_id, "file", b"content");
         controller.kill();
         let crashing = provisioning.start_with(&["--stop-after-change", step]);
         provisioning.delete(&volume.volume_id).unwrap_err();
@@ -57,7 +57,7 @@ fn a_bucket_is_deleted_whenever_the_driver_dies(world: &World) {
 fn a_prefix_is_taken_once_whenever_the_driver_dies(world: &World) {
     world.create_bucket("shared", world.store.account());
     let provisioning = world.provisioning();
-    for step in ["volume-noted", "prefix-taken"] {
+    for step in ["metadata-written", "prefix-taken"] {
         let crashing = provisioning.start_with(&["--stop-after-change", step]);
         provisioning.create(part()).unwrap_err();
         assert!(!crashing.wait_for_end().success(), "{step}");
@@ -73,10 +73,10 @@ fn a_prefix_is_taken_once_whenever_the_driver_dies(world: &World) {
 fn a_prefix_is_deleted_whenever_the_driver_dies(world: &World) {
     world.create_bucket("shared", world.store.account());
     let provisioning = world.provisioning();
-    for step in ["data-deleted", "prefix-released", "note-removed"] {
+    for step in ["data-deleted", "prefix-released", "metadata-deleted"] {
         let controller = provisioning.start();
         let volume = provisioning.create(part()).unwrap();
-        world.put("shared", "pvc-1/file", b"content");
+        world.put_into("shared", "pvc-1/file", b"content");
         controller.kill();
         let crashing = provisioning.start_with(&["--stop-after-change", step]);
         provisioning.delete(&volume.volume_id).unwrap_err();

@@ -1,14 +1,14 @@
 //! Deleting a volume does what was agreed when it was made, or says why not.
 
 use aws_sdk_s3::types::{BucketVersioningStatus, VersioningConfiguration};
+use s3csi_s3_server::store::Store as _;
+use s3csi_s3_server::{Config, Effect, Fault, S3Operation, Transport};
 use s3csi_testbed::provisioning::request;
-use s3csi_testbed::s3::{Config, Effect, Fault, Operation, Transport};
-use s3csi_testbed::store::Store as _;
 use s3csi_testbed::versitygw::Versioning;
 use tonic::Code;
 
 use crate::on_both_servers;
-use crate::world::{World, check_refused, in_process_with, versitygw_with};
+use crate::world::{BUCKETS, World, check_refused, in_process_with, versitygw_with};
 
 on_both_servers!(
     an_empty_volume_is_deleted_and_deleted_again,
@@ -33,7 +33,7 @@ fn a_volume_with_data_is_not_deleted_unless_so_agreed(world: &World) {
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
     let volume = provisioning.create(request("pvc-1", &[("onDelete", "delete-if-empty")])).unwrap();
-    world.put(&volume.volume_id, "dir/file", b"content");
+    world.put_into(&volume.volume_id, "dir/file", b"content");
     check_refused(
         provisioning.delete(&volume.volume_id),
         Code::FailedPrecondition,
@@ -73,7 +73,7 @@ fn a_retained_volume_stays(world: &World) {
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
     let volume = provisioning.create(request("pvc-1", &[("onDelete", "retain")])).unwrap();
-    world.put(&volume.volume_id, "file", b"content");
+    world.put_into(&volume.volume_id, "file", b"content");
     provisioning.delete(&volume.volume_id).unwrap();
     assert_eq!(world.store.object(&volume.volume_id, "file").unwrap(), "content");
 }
@@ -84,14 +84,58 @@ fn everything_is_deleted_if_so_agreed(world: &World) {
     let volume = provisioning.create(request("pvc-1", &[("onDelete", "delete-all")])).unwrap();
     // More than one request can name.
     for number in 0..1100 {
-        world.put(&volume.volume_id, &format!("dir {}/file-{number}", number % 7), b"x");
+        world.put_into(&volume.volume_id, &format!("dir {}/file-{number}", number % 7), b"x");
     }
-    world.put(&volume.volume_id, ".s3csi/volume", b"a file of the user's");
+    world.put_into(&volume.volume_id, ".s3csi/volume", b"a file of the user's");
     begin_upload(world, &volume.volume_id);
     provisioning.delete(&volume.volume_id).unwrap();
     assert_eq!(world.buckets(), [""; 0]);
-    controller.wait_for_log("removed the volume's data");
+    controller.wait_for_log("deleted the volume's data");
     assert!(controller.log_contains("objects=1100 uploads=1"), "{controller}");
+}
+
+#[test]
+fn keys_with_characters_that_xml_cannot_carry_are_deleted() {
+    let world = World::in_process("control-characters", BUCKETS);
+    let provisioning = world.provisioning();
+    let _controller = provisioning.start();
+    let volume = provisioning.create(request("pvc-1", &[("onDelete", "delete-all")])).unwrap();
+    let (client, runtime) = (world.client(), tokio::runtime::Runtime::new().unwrap());
+    for key in ["bell\u{7}", "dir/\u{1}/file", "line\nbreak", "a b+c%20d", "plus+", "&<>\"'", "\u{e9}", " space "] {
+        let put = client.put_object().bucket(&volume.volume_id).key(key).body(b"x".to_vec().into());
+        runtime.block_on(put.send()).unwrap();
+    }
+    let shared = "shared";
+    world.create_bucket(shared, world.store.account());
+    let mut claim =
+        request("pvc-2", &[("bucket", shared), ("prefixTemplate", "${pv.name}"), ("onDelete", "delete-all")]);
+    claim.parameters.insert("csi.storage.k8s.io/pv/name".to_owned(), "pvc-2".to_owned());
+    let prefix = provisioning.create(claim).unwrap();
+    let put = client.put_object().bucket(shared).key("pvc-2/\u{1f}").body(b"x".to_vec().into());
+    runtime.block_on(put.send()).unwrap();
+
+    provisioning.delete(&volume.volume_id).unwrap();
+    provisioning.delete(&prefix.volume_id).unwrap();
+    assert_eq!(world.buckets(), [shared]);
+    assert_eq!(world.store.keys(shared), [""; 0]);
+}
+
+/// versitygw does not encode keys: it lists a replacement character instead, and the name is lost.
+#[test]
+fn success_is_not_reported_for_a_key_that_the_store_does_not_spell_out() {
+    let world = World::versitygw("control-characters", BUCKETS);
+    let provisioning = world.provisioning();
+    let _controller = provisioning.start();
+    let volume = provisioning.create(request("pvc-1", &[("onDelete", "delete-all")])).unwrap();
+    let (client, runtime) = (world.client(), tokio::runtime::Runtime::new().unwrap());
+    let put = client.put_object().bucket(&volume.volume_id).key("bell\u{7}").body(b"x".to_vec().into());
+    runtime.block_on(put.send()).unwrap();
+    let message = "lists a key with characters that it does not encode";
+    check_refused(provisioning.delete(&volume.volume_id), Code::FailedPrecondition, message);
+    assert_eq!(world.buckets(), [volume.volume_id.as_str()]);
+    runtime.block_on(client.delete_object().bucket(&volume.volume_id).key("bell\u{7}").send()).unwrap();
+    provisioning.delete(&volume.volume_id).unwrap();
+    assert_eq!(world.buckets(), [""; 0]);
 }
 
 fn ids_of_others_are_refused(world: &World) {
@@ -101,7 +145,7 @@ fn ids_of_others_are_refused(world: &World) {
     check_refused(
         provisioning.delete("precious"),
         Code::FailedPrecondition,
-        "bucket \"precious\" was not made by this driver: it is not deleted",
+        "bucket \"precious\" was not created by this driver; it is not deleted",
     );
     assert_eq!(world.buckets(), ["precious"]);
     check_refused(provisioning.delete(""), Code::InvalidArgument, "volume ID is required");
@@ -115,7 +159,7 @@ fn ids_of_others_are_refused(world: &World) {
 fn volumes_of_the_driver_before_us(world: &World) {
     let earlier = "csi-s3-6b8f2f0e-6f0f-4f3c-8a51-0a4d8a0f3f3b";
     world.create_bucket(earlier, world.store.account());
-    world.put(earlier, "file", b"content");
+    world.put_into(earlier, "file", b"content");
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
     check_refused(provisioning.delete(earlier), Code::FailedPrecondition, "is not empty (there is \"file\")");
@@ -156,8 +200,47 @@ fn versions_and_delete_markers_are_data_and_deleted_with_it() {
     assert_eq!(world.buckets(), [careful.volume_id.as_str()]);
 }
 
+/// Objects that were written before versioning was enabled have the version `null`, which must be named to delete them.
 #[test]
-fn a_store_that_stumbles_is_said_to() {
+fn what_was_written_before_versioning_was_enabled_is_deleted() {
+    let world = versitygw_with("null-version", Transport::Plain, Versioning::Available);
+    let provisioning = world.provisioning();
+    let controller = provisioning.start();
+    let (client, runtime) = (world.client(), tokio::runtime::Runtime::new().unwrap());
+    let put = |bucket: &str, key: String| {
+        let put = client.put_object().bucket(bucket).key(key).body(b"x".to_vec().into());
+        runtime.block_on(put.send()).unwrap();
+    };
+    let enable = |bucket: &str| {
+        let enabled = VersioningConfiguration::builder().status(BucketVersioningStatus::Enabled).build();
+        let versioning = client.put_bucket_versioning().bucket(bucket).versioning_configuration(enabled);
+        runtime.block_on(versioning.send()).unwrap();
+    };
+    let volume = provisioning.create(request("pvc-1", &[("onDelete", "delete-all")])).unwrap();
+    // More than one request can name.
+    (0..1100).for_each(|number| put(&volume.volume_id, format!("file-{number}")));
+    enable(&volume.volume_id);
+    put(&volume.volume_id, "file-1".to_owned());
+
+    world.store.create_bucket("shared", world.store.account()).unwrap();
+    let mut claim =
+        request("pvc-2", &[("bucket", "shared"), ("prefixTemplate", "${pv.name}"), ("onDelete", "delete-all")]);
+    claim.parameters.insert("csi.storage.k8s.io/pv/name".to_owned(), "pvc-2".to_owned());
+    let prefix = provisioning.create(claim).unwrap();
+    put("shared", "pvc-2/file".to_owned());
+    enable("shared");
+
+    provisioning.delete(&volume.volume_id).unwrap();
+    provisioning.delete(&prefix.volume_id).unwrap();
+    assert_eq!(world.buckets(), ["shared"]);
+    let left = runtime.block_on(client.list_object_versions().bucket("shared").send()).unwrap();
+    assert_eq!((left.versions().len(), left.delete_markers().len()), (0, 0), "{left:?}");
+    // Nothing is deleted twice.
+    controller.wait_for_log("objects=1101 uploads=0");
+}
+
+#[test]
+fn deletions_report_and_survive_a_store_that_fails_for_a_moment() {
     let world = in_process_with("stumbles", Config::default());
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
@@ -165,14 +248,19 @@ fn a_store_that_stumbles_is_said_to() {
     world.store.put_object(&volume.volume_id, "file", b"content").unwrap();
     for (operation, effect, code, message) in [
         (
-            Operation::DeleteObjects,
+            S3Operation::DeleteObjects,
             Effect::Denied,
             Code::PermissionDenied,
-            "failed to remove the volume's data: DeleteObjects",
+            "failed to delete the volume's data: DeleteObjects",
         ),
-        (Operation::DeleteObjects, Effect::Unavailable, Code::Unavailable, "S3 answered SlowDown (503)"),
-        (Operation::DeleteBucket, Effect::Denied, Code::PermissionDenied, "failed to delete the bucket: DeleteBucket"),
-        (Operation::ListMultipartUploads, Effect::Dropped, Code::Unavailable, "failed to remove the volume's data"),
+        (S3Operation::DeleteObjects, Effect::Unavailable, Code::Unavailable, "S3 answered SlowDown (503)"),
+        (
+            S3Operation::DeleteBucket,
+            Effect::Denied,
+            Code::PermissionDenied,
+            "failed to delete the bucket: DeleteBucket",
+        ),
+        (S3Operation::ListMultipartUploads, Effect::Dropped, Code::Unavailable, "failed to delete the volume's data"),
     ] {
         let fault = world.store.inject(Fault::new(effect).operation(operation));
         check_refused(provisioning.delete(&volume.volume_id), code, message);

@@ -51,7 +51,7 @@ fn other_parameters_are_another_volume_and_refused(world: &World) {
     check_refused(
         other,
         Code::AlreadyExists,
-        "a volume of this name exists with other parameters: onDelete is delete-if-empty, and delete-all is asked for",
+        "a volume of this name exists with other parameters: onDelete is delete-if-empty, but delete-all is requested",
     );
     let mut bigger = request("pvc-1", &[]);
     bigger.capacity_range = Some(CapacityRange { required_bytes: 2 << 30, limit_bytes: 0 });
@@ -64,7 +64,7 @@ fn other_parameters_are_another_volume_and_refused(world: &World) {
     check_refused(
         provisioning.create(owned),
         Code::AlreadyExists,
-        "authenticationSource is driver, and secret is asked for",
+        "authenticationSource is driver, but secret is requested",
     );
     assert_eq!(world.buckets().len(), 1);
 }
@@ -77,7 +77,7 @@ fn many_requests_at_once_make_one_bucket_each(world: &World) {
     for (name, answer) in names.iter().zip(answers) {
         match answer {
             Ok(volume) => assert!(world.buckets().contains(&volume.volume_id), "{name}"),
-            // Its twin is being made.
+            // The same volume is being created by the other call.
             Err(status) => assert_eq!(status.code(), Code::Aborted, "{name}: {}", status.message()),
         }
         provisioning.create(request(name, &[])).unwrap();
@@ -89,7 +89,7 @@ fn a_volume_with_data_is_found_again(world: &World) {
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
     let volume = provisioning.create(request("pvc-1", &[])).unwrap();
-    world.put(&volume.volume_id, "file", b"content");
+    world.put_into(&volume.volume_id, "file", b"content");
     assert_eq!(provisioning.create(request("pvc-1", &[])).unwrap(), volume);
     assert_eq!(world.store.object(&volume.volume_id, "file").unwrap(), "content");
 }

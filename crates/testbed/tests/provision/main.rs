@@ -6,6 +6,7 @@
 
 mod crashes;
 mod deletion;
+mod hostile;
 mod idempotency;
 mod ownership;
 mod prefixes;
@@ -16,12 +17,7 @@ mod world;
 /// `on_both_servers!(rule, …)` where each rule is a `fn(&World)` of the same module.
 macro_rules! on_both_servers {
     ($($rule:ident),* $(,)?) => {
-        mod in_process {
-            $(#[test] fn $rule() { super::$rule(&crate::world::World::in_process(stringify!($rule))); })*
-        }
-        mod versitygw {
-            $(#[test] fn $rule() { super::$rule(&crate::world::World::versitygw(stringify!($rule))); })*
-        }
+        s3csi_testbed::on_both_servers!(crate::world::BUCKETS; $($rule),*);
     };
 }
 pub(crate) use on_both_servers;

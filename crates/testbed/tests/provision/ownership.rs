@@ -1,15 +1,15 @@
 //! Whose a bucket is: nothing of others is ever taken for a volume, and tenants own what is made for them.
 
+use s3csi_s3_server::store::Store as _;
+use s3csi_s3_server::{Config, TaggingSupport};
 use s3csi_testbed::provisioning::{request, secret};
-use s3csi_testbed::s3::{Config, TaggingSupport};
-use s3csi_testbed::store::Store as _;
 use tonic::Code;
 
 use crate::on_both_servers;
 use crate::world::{World, check_refused, in_process_with};
 
 on_both_servers!(
-    a_bucket_of_somebody_else_is_refused,
+    a_bucket_of_another_account_is_refused,
     a_bucket_with_objects_and_without_a_note_is_refused,
     an_empty_bucket_without_a_note_is_taken,
     two_tenants_own_their_buckets,
@@ -19,10 +19,10 @@ on_both_servers!(
 /// Of `pvc-1`.
 const NAME: &str = "csi-s3-0f087007-bb94-8ce4-af0b-e31105b7408e";
 
-fn a_bucket_of_somebody_else_is_refused(world: &World) {
-    let other = world.account("other");
+fn a_bucket_of_another_account_is_refused(world: &World) {
+    let other = world.add_account("other");
     world.create_bucket(NAME, &other);
-    let mine = world.account("mine");
+    let mine = world.add_account("mine");
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
     let mut create = request("pvc-1", &[]);
@@ -30,20 +30,20 @@ fn a_bucket_of_somebody_else_is_refused(world: &World) {
     check_refused(
         provisioning.create(create),
         Code::AlreadyExists,
-        "exists and belongs to another account: it is not touched",
+        "exists and belongs to another account; it is not used",
     );
     assert_eq!(world.owner(NAME).as_deref(), Some("other"));
 }
 
 fn a_bucket_with_objects_and_without_a_note_is_refused(world: &World) {
     world.create_bucket(NAME, world.store.account());
-    world.put(NAME, "precious", b"content");
+    world.put_into(NAME, "precious", b"content");
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
     check_refused(
         provisioning.create(request("pvc-1", &[])),
         Code::AlreadyExists,
-        "has objects in it and no note of ours: it is not touched",
+        "contains objects and has no metadata of ours; it is not used",
     );
     check_refused(provisioning.delete(NAME), Code::FailedPrecondition, "there is \"precious\"");
     assert_eq!(world.store.object(NAME, "precious").unwrap(), "content");
@@ -62,7 +62,7 @@ fn two_tenants_own_their_buckets(world: &World) {
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
     for tenant in ["alice", "bob"] {
-        let account = world.account(tenant);
+        let account = world.add_account(tenant);
         let mut create = request(&format!("pvc-{tenant}"), &[]);
         create.secrets = secret(&account);
         let volume = provisioning.create(create).unwrap();
@@ -74,7 +74,7 @@ fn two_tenants_own_their_buckets(world: &World) {
 }
 
 fn a_volume_of_another_tenant_is_not_deleted(world: &World) {
-    let (alice, bob) = (world.account("alice"), world.account("bob"));
+    let (alice, bob) = (world.add_account("alice"), world.add_account("bob"));
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
     let mut create = request("pvc-1", &[]);
@@ -105,7 +105,7 @@ fn where_buckets_have_no_tags_an_object_says_whose_it_is() {
     controller.kill();
 
     // A crash after the note was removed leaves a bucket that is known by its name alone.
-    let crashing = provisioning.start_with(&["--stop-after-change", "note-removed"]);
+    let crashing = provisioning.start_with(&["--stop-after-change", "metadata-deleted"]);
     provisioning.delete(&volume.volume_id).unwrap_err();
     crashing.wait_for_end();
     assert_eq!(world.buckets(), [volume.volume_id.as_str()]);

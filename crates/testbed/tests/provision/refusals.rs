@@ -4,17 +4,18 @@ use std::collections::HashMap;
 
 use s3csi_driver::csi::proto::CreateVolumeRequest;
 use s3csi_driver::csi::proto::volume_capability::access_mode::Mode;
+use s3csi_s3_server::store::{Account, Store as _};
+use s3csi_s3_server::{Config, Effect, Fault, S3Operation};
 use s3csi_testbed::provisioning::{capability, request, secret};
-use s3csi_testbed::s3::{Config, Effect, Fault, Operation};
-use s3csi_testbed::store::{Account, Store as _};
 use tonic::Code;
 
 use crate::on_both_servers;
-use crate::world::{World, check_refused, in_process_with};
+use crate::world::{BUCKETS, World, check_refused, in_process_with};
 
 on_both_servers!(
     wrong_requests_make_nothing,
     keys_that_are_not_known_are_said_to_be,
+    keys_of_any_printable_characters_create_and_delete,
     a_driver_without_keys_needs_secrets
 );
 
@@ -39,7 +40,7 @@ fn wrong_requests_make_nothing(world: &World) {
         (
             with(|it| it.volume_capabilities = vec![capability(Mode::SingleNodeWriter, &[])]),
             Code::InvalidArgument,
-            "access mode SINGLE_NODE_WRITER cannot be kept by a bucket: we only support ReadWriteMany",
+            "access mode SINGLE_NODE_WRITER cannot be enforced: use ReadWriteMany",
         ),
         (
             with(|it| it.volume_capabilities = vec![capability(Mode::MultiNodeReaderOnly, &["uid=1", "uid=2"])]),
@@ -75,7 +76,7 @@ fn wrong_requests_make_nothing(world: &World) {
         (
             with(|it| it.capacity_range.as_mut().unwrap().limit_bytes = 1),
             Code::OutOfRange,
-            "the capacity asked for makes no sense",
+            "the requested capacity is invalid",
         ),
     ];
     for (request, code, message) in table {
@@ -104,11 +105,25 @@ fn keys_that_are_not_known_are_said_to_be(world: &World) {
     assert_eq!(world.buckets(), [volume.volume_id.as_str()]);
 }
 
+/// Administrators of S3-compatible stores choose the names of accounts.
+fn keys_of_any_printable_characters_create_and_delete(world: &World) {
+    let provisioning = world.provisioning();
+    let _controller = provisioning.start();
+    let account = Account::new("a-b_c.d", "k-1_2.3~NeverPrintThis");
+    world.store.add_account(&account).unwrap();
+    let mut create = request("pvc-1", &[]);
+    create.secrets = secret(&account);
+    let volume = provisioning.create(create).unwrap();
+    assert_eq!(world.owner(&volume.volume_id).as_deref(), Some("a-b_c.d"));
+    provisioning.delete_as(&volume.volume_id, &secret(&account)).unwrap();
+    assert_eq!(world.buckets(), [""; 0]);
+}
+
 fn a_driver_without_keys_needs_secrets(world: &World) {
     let mut provisioning = world.provisioning();
     provisioning.set_account(None);
     let _controller = provisioning.start();
-    let missing = "no provisioner secret came with the request and the driver has no keys of its own";
+    let missing = "the request has no provisioner secret and the driver has no keys";
     check_refused(provisioning.create(request("pvc-1", &[])), Code::Unauthenticated, missing);
     let mut create = request("pvc-1", &[]);
     create.secrets = secret(world.store.account());
@@ -119,7 +134,7 @@ fn a_driver_without_keys_needs_secrets(world: &World) {
 }
 
 #[test]
-fn nobody_is_there() {
+fn a_directory_without_a_mounter_is_unavailable() {
     let world = in_process_with("nobody", Config::default());
     let mut provisioning = world.provisioning();
     // Nothing listens on the first of all ports.
@@ -143,14 +158,14 @@ fn nobody_is_there() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_does_not_keep_anybody_waiting() {
+fn a_store_that_does_not_answer_fails_the_call_in_time() {
     let world = in_process_with("frozen", Config::default());
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
     world.store.inject(Fault::new(Effect::Frozen));
     let begun = std::time::Instant::now();
     let answer = provisioning.create_within(request("pvc-1", &[]), std::time::Duration::from_secs(3));
-    check_refused(answer, Code::DeadlineExceeded, "the volume was not made in time; the next call goes on from here");
+    check_refused(answer, Code::DeadlineExceeded, "the volume was not created in time; the next call continues");
     assert!(begun.elapsed() < std::time::Duration::from_secs(4), "{:?}", begun.elapsed());
     world.store.release_faults();
     provisioning.create(request("pvc-1", &[])).unwrap();
@@ -162,30 +177,30 @@ fn what_the_store_does_not_allow() {
     let world = in_process_with("denied", Config::default());
     let provisioning = world.provisioning();
     let _controller = provisioning.start();
-    let denied = |operation: Operation| Fault::new(Effect::Denied).operation(operation);
-    let fault = world.store.inject(denied(Operation::CreateBucket));
+    let denied = |operation: S3Operation| Fault::new(Effect::Denied).operation(operation);
+    let fault = world.store.inject(denied(S3Operation::CreateBucket));
     check_refused(
         provisioning.create(request("pvc-1", &[])),
         Code::PermissionDenied,
-        "failed to make the bucket: CreateBucket for bucket \"csi-s3-0f087007-bb94-8ce4-af0b-e31105b7408e\" failed: S3 \
+        "failed to create the bucket: CreateBucket for bucket \"csi-s3-0f087007-bb94-8ce4-af0b-e31105b7408e\" failed: S3 \
          answered AccessDenied (403): Access Denied",
     );
     fault.release();
     // What cannot be noted is not kept: nobody would ever find it again.
-    let fault = world.store.inject(denied(Operation::PutBucketTagging));
+    let fault = world.store.inject(denied(S3Operation::PutBucketTagging));
     check_refused(
         provisioning.create(request("pvc-1", &[])),
         Code::PermissionDenied,
-        "that it is a volume of ours: PutBucketTagging",
+        "failed to write the volume's metadata to bucket",
     );
     assert_eq!(world.buckets(), [""; 0]);
     fault.release();
-    let fault = world.store.inject(denied(Operation::GetBucketTagging));
+    let fault = world.store.inject(denied(S3Operation::GetBucketTagging));
     check_refused(provisioning.create(request("pvc-1", &[])), Code::PermissionDenied, "GetBucketTagging");
     assert_eq!(world.buckets(), [""; 0]);
     fault.release();
     // What passes is kept, for the next call.
-    let fault = world.store.inject(Fault::new(Effect::Unavailable).operation(Operation::PutBucketTagging));
+    let fault = world.store.inject(Fault::new(Effect::Unavailable).operation(S3Operation::PutBucketTagging));
     check_refused(provisioning.create(request("pvc-1", &[])), Code::Unavailable, "S3 answered SlowDown (503)");
     assert_eq!(world.buckets().len(), 1);
     fault.release();
@@ -208,14 +223,14 @@ fn a_region_is_where_the_bucket_is_made() {
 }
 
 #[test]
-fn a_region_that_the_store_does_not_have() {
-    let world = World::versitygw("region");
+fn a_region_that_the_store_does_not_have_is_ignored() {
+    let world = World::versitygw("region", BUCKETS);
     let provisioning = world.provisioning();
-    let _controller = provisioning.start();
-    check_refused(
-        provisioning.create(request("pvc-1", &[("region", "eu-1")])),
-        Code::InvalidArgument,
-        "S3 answered InvalidLocationConstraint (400)",
-    );
-    provisioning.create(request("pvc-1", &[("region", "us-east-1")])).unwrap();
+    let controller = provisioning.start();
+    let volume = provisioning.create(request("pvc-1", &[("region", "eu-1")])).unwrap();
+    assert_eq!(world.buckets(), [volume.volume_id.as_str()]);
+    controller.wait_for_log("location constraint refused, creating the bucket without it");
+    assert_eq!(provisioning.create(request("pvc-1", &[("region", "eu-1")])).unwrap(), volume, "a repeated call agrees");
+    provisioning.delete(&volume.volume_id).unwrap();
+    assert_eq!(world.buckets(), [""; 0]);
 }

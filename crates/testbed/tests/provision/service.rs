@@ -12,10 +12,10 @@ use s3csi_driver::csi::proto::{
     ListVolumesRequest, ProbeRequest, ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse,
     VolumeCapability,
 };
-use s3csi_testbed::certificates::CertificateAuthority;
+use s3csi_s3_server::certificates::CertificateAuthority;
+use s3csi_s3_server::store::Store as _;
+use s3csi_s3_server::{Config, Transport};
 use s3csi_testbed::provisioning::{Provisioning, bundle, capability, request};
-use s3csi_testbed::s3::{Config, Transport};
-use s3csi_testbed::store::Store as _;
 use s3csi_testbed::versitygw::Versioning;
 use tonic::{Code, Status};
 
@@ -46,18 +46,7 @@ fn the_socket_announces_what_it_can() {
     assert_eq!(provisioning.block_on(identity.probe(ProbeRequest {})).unwrap().into_inner().ready, Some(true));
 
     let mut service = provisioning.controller();
-    let announced = provisioning.block_on(service.controller_get_capabilities(ControllerGetCapabilitiesRequest {}));
-    let announced: Vec<i32> = announced
-        .unwrap()
-        .into_inner()
-        .capabilities
-        .into_iter()
-        .map(|it| match it.r#type {
-            Some(Type::Rpc(rpc)) => rpc.r#type,
-            None => -1,
-        })
-        .collect();
-    assert_eq!(announced, [i32::from(rpc::Type::CreateDeleteVolume)]);
+    assert_eq!(announced_by_controller(&provisioning), [i32::from(rpc::Type::CreateDeleteVolume)]);
     check_refused(
         provisioning.block_on(service.get_capacity(GetCapacityRequest::default())),
         Code::Unimplemented,
@@ -67,6 +56,36 @@ fn the_socket_announces_what_it_can() {
     check_refused(listed, Code::Unimplemented, "ListVolumes");
     assert!(controller.terminate().success());
     assert!(!provisioning.socket().exists());
+}
+
+fn announced_by_controller(provisioning: &Provisioning<'_>) -> Vec<i32> {
+    let mut service = provisioning.controller();
+    let announced = provisioning.block_on(service.controller_get_capabilities(ControllerGetCapabilitiesRequest {}));
+    let types = announced.unwrap().into_inner().capabilities.into_iter().map(|it| match it.r#type {
+        Some(Type::Rpc(rpc)) => rpc.r#type,
+        None => -1,
+    });
+    types.collect()
+}
+
+/// `ReadWriteOnce` and `ReadWriteOncePod`, which the controller of strategy `pod` keeps to one node.
+#[test]
+fn volumes_for_one_node_are_created_with_strategy_pod() {
+    let world = in_process_with("single-node", Config::default());
+    let mut provisioning = world.provisioning();
+    provisioning.set_strategy_pod();
+    let _controller = provisioning.start();
+    let announced = [rpc::Type::CreateDeleteVolume, rpc::Type::SingleNodeMultiWriter].map(i32::from);
+    assert_eq!(announced_by_controller(&provisioning), announced);
+    for (name, mode) in [("pvc-1", Mode::SingleNodeMultiWriter), ("pvc-2", Mode::SingleNodeSingleWriter)] {
+        let mut create = request(name, &[]);
+        create.volume_capabilities = vec![capability(mode, &[])];
+        let volume = provisioning.create(create).unwrap();
+        let capabilities = vec![capability(mode, &[])];
+        let answer = validate(&provisioning, &volume.volume_id, capabilities, &volume.volume_context).unwrap();
+        assert!(answer.confirmed.is_some(), "{answer:?}");
+    }
+    assert_eq!(world.buckets().len(), 2);
 }
 
 fn validate(
@@ -98,7 +117,7 @@ fn capabilities_are_checked_and_confirmed(world: &World) {
 
     let block = VolumeCapability { access_type: Some(AccessType::Block(BlockVolume {})), ..many().remove(0) };
     for (capabilities, message) in [
-        (vec![capability(Mode::SingleNodeWriter, &[])], "access mode SINGLE_NODE_WRITER cannot be kept by a bucket"),
+        (vec![capability(Mode::SingleNodeWriter, &[])], "access mode SINGLE_NODE_WRITER cannot be enforced"),
         (vec![block], "a bucket is no block device"),
     ] {
         let answer = validate(&provisioning, &volume.volume_id, capabilities, &HashMap::new()).unwrap();
@@ -115,7 +134,7 @@ fn capabilities_are_checked_and_confirmed(world: &World) {
         Code::InvalidArgument,
         "volume capabilities are required",
     );
-    check_refused(validate(&provisioning, "other", many(), &none), Code::NotFound, "is not one that this driver makes");
+    check_refused(validate(&provisioning, "other", many(), &none), Code::NotFound, "was not created by this driver");
     provisioning.delete(&volume.volume_id).unwrap();
     check_refused(validate(&provisioning, &volume.volume_id, many(), &none), Code::NotFound, "there is no volume");
 }
@@ -145,6 +164,13 @@ fn check_trust(provisioning: &mut Provisioning<'_>, authority: &str, fixture: &s
     let volume = provisioning.create(request("pvc-1", &[])).unwrap();
     provisioning.delete(&volume.volume_id).unwrap();
     controller.kill();
+    // A private authority is added to those of the system.
+    provisioning.set_authority(bundle(fixture, "other.pem", &other));
+    provisioning.set_system_roots(bundle(fixture, "system.pem", authority));
+    let controller = provisioning.start();
+    let volume = provisioning.create(request("pvc-1", &[])).unwrap();
+    provisioning.delete(&volume.volume_id).unwrap();
+    controller.kill();
 }
 
 #[test]
@@ -164,7 +190,7 @@ fn what_it_cannot_start_with_is_said() {
     check(&provisioning, &["--csi-endpoint", "tcp://x"], "must look like unix:/path/to/csi.sock");
     check(&provisioning, &["--s3-endpoint-url", ""], "AWS_ENDPOINT_URL environment variable must be set");
     provisioning.set_authority(bundle(&world.fixture, "bundle.pem", "no certificate\n"));
-    check(&provisioning, &[], "the CA bundle is not usable: it holds no certificate");
+    check(&provisioning, &[], "the CA bundle is not usable: it contains no certificate");
 }
 
 #[test]

@@ -9,10 +9,10 @@ use std::process::Command;
 use std::time::Instant;
 
 use s3csi_driver::host::Access;
-use s3csi_testbed::engine::{Engine, Processes};
+use s3csi_s3_server::store::Store as _;
+use s3csi_s3_server::{Config, S3Server};
+use s3csi_testbed::engine::{EngineLauncher, ProcessVisibility};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::s3::{Config, S3Server};
-use s3csi_testbed::store::Store as _;
 use s3csi_testbed::wait::{SOON, wait_until};
 
 const BUCKET: &str = "closing";
@@ -137,20 +137,24 @@ fn a_file_is_stored_whole_if_the_engine_sees_who_closes_it() {
 
 #[test]
 fn a_file_is_stored_whole_if_only_the_kernel_knows_who_closes_it() {
-    check(1, "closing-known", |engine| engine.processes(Processes::Own).mount_by_descriptor(Access::ReadWrite));
+    check(1, "closing-known", |engine| engine.processes(ProcessVisibility::Own).mount_by_descriptor(Access::ReadWrite));
 }
 
 #[test]
-fn a_file_is_stored_whole_if_nobody_knows_who_closes_it() {
-    check(2, "closing-hidden", |engine| engine.processes(Processes::Own).mount());
+fn a_file_is_stored_whole_if_the_closing_process_is_unknown() {
+    check(2, "closing-hidden", |engine| engine.processes(ProcessVisibility::Own).mount());
 }
 
 /// All patterns, so that one failure shows what the others do.
-fn check(world: usize, name: &str, mount: impl for<'a> FnOnce(Engine<'a>) -> s3csi_testbed::engine::Mount<'a>) {
+fn check(
+    world: usize,
+    name: &str,
+    mount: impl for<'a> FnOnce(EngineLauncher<'a>) -> s3csi_testbed::engine::EngineMount<'a>,
+) {
     let fixture = Fixture::new(name);
     let config = Config { buckets: vec![BUCKET.to_owned()], ..Config::default() };
     let store = S3Server::start_blocking(config).unwrap();
-    let mount = mount(Engine::new(&fixture, &store, BUCKET).argument("--allow-delete"));
+    let mount = mount(EngineLauncher::new(&fixture, &store, BUCKET).argument("--allow-delete"));
     let mut problems = Vec::new();
     for (number, pattern) in PATTERNS.iter().enumerate() {
         let key = format!("file-{number}");

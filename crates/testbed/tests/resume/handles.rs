@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::process::{Command, Stdio};
 
 use rustix::io::Errno;
+use s3csi_s3_server::{Effect, Fault, S3Operation, Transport};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::s3::{Effect, Fault, Operation, Transport};
 use s3csi_testbed::wait::wait_for;
 
 use crate::world::{BUCKET, Options, World, check_errno, noise};
@@ -18,22 +18,22 @@ fn an_open_file_is_read_on() {
     let world = World::new(&fixture);
     let content = noise(1, 20 << 20);
     world.put("file", &content);
-    let kept = world.mount();
-    let mut file = File::open(kept.path("file")).unwrap();
+    let mount = world.mount();
+    let mut file = File::open(mount.path("file")).unwrap();
     let before = file.metadata().unwrap();
     let mut start = vec![0; 1 << 20];
     file.read_exact(&mut start).unwrap();
 
-    let (cause, _) = kept.kill_engine();
+    let (cause, _) = mount.kill_engine();
 
-    assert_eq!(cause, "ended by signal 9");
+    assert_eq!(cause, "killed by signal 9");
     let mut rest = Vec::new();
     file.read_to_end(&mut rest).unwrap();
     assert!(start == content[..1 << 20] && rest == content[1 << 20..], "other bytes");
-    let after = fs::metadata(kept.path("file")).unwrap();
+    let after = fs::metadata(mount.path("file")).unwrap();
     assert_eq!((before.ino(), before.len()), (after.ino(), after.len()));
     drop(file);
-    kept.unmount();
+    mount.unmount();
 }
 
 #[test]
@@ -42,18 +42,18 @@ fn ten_engines_one_after_the_other_serve_one_handle() {
     let world = World::with(&fixture, Transport::Tls);
     let content = noise(2, 4 << 20);
     world.put("a/b/c/file", &content);
-    let kept = world.mount();
-    let file = File::open(kept.path("a/b/c/file")).unwrap();
+    let mount = world.mount();
+    let file = File::open(mount.path("a/b/c/file")).unwrap();
     let mut piece = vec![0; 100_000];
     for round in 0..10_u64 {
-        kept.kill_engine();
+        mount.kill_engine();
         let offset = round * 300_000;
         file.read_exact_at(&mut piece, offset).unwrap();
         let start = usize::try_from(offset).unwrap();
         assert!(piece == content[start..start + piece.len()], "other bytes in round {round}");
     }
     drop(file);
-    kept.unmount();
+    mount.unmount();
 }
 
 #[test]
@@ -62,18 +62,18 @@ fn a_request_inside_the_engine_is_answered_by_its_successor() {
     let world = World::new(&fixture);
     let content = noise(3, 100_000);
     world.put("file", &content);
-    let kept = world.mount();
-    let frozen = world.store.inject(Fault::new(Effect::Frozen).operation(Operation::GetObject));
+    let mount = world.mount();
+    let frozen = world.store.inject(Fault::new(Effect::Frozen).operation(S3Operation::GetObject));
     let reader = std::thread::spawn({
-        let path = kept.path("file");
+        let path = mount.path("file");
         move || fs::read(path)
     });
     wait_for("the engine asks for the content", || frozen.hits() > 0);
-    kept.signal_engine(rustix::process::Signal::KILL);
+    mount.signal_engine(rustix::process::Signal::KILL);
     frozen.release();
     assert!(reader.join().unwrap().unwrap() == content, "other bytes");
-    kept.resumed();
-    kept.unmount();
+    mount.resumed();
+    mount.unmount();
 }
 
 #[test]
@@ -81,18 +81,18 @@ fn a_file_that_was_replaced_meanwhile_is_stale_and_its_name_is_not() {
     let fixture = Fixture::new("resume-replaced");
     let world = World::new(&fixture);
     world.put("file", &noise(4, 1 << 20));
-    let kept = world.mount();
-    let file = File::open(kept.path("file")).unwrap();
+    let mount = world.mount();
+    let file = File::open(mount.path("file")).unwrap();
     let mut piece = vec![0; 10];
     file.read_exact_at(&mut piece, 0).unwrap();
-    kept.kill_engine();
+    mount.kill_engine();
     let other = noise(5, (1 << 20) + 1);
     world.put("file", &other);
     // Beyond what the page cache may still have.
     check_errno(file.read_exact_at(&mut piece, 1 << 19), Errno::STALE);
-    assert!(fs::read(kept.path("file")).unwrap() == other, "other bytes");
+    assert!(fs::read(mount.path("file")).unwrap() == other, "other bytes");
     drop(file);
-    kept.unmount();
+    mount.unmount();
 }
 
 #[test]
@@ -103,14 +103,14 @@ fn an_open_directory_is_listed_on() {
     for name in &expected {
         world.put(&format!("directory/{name}"), b"x");
     }
-    let kept = world.mount();
-    let mut entries = fs::read_dir(kept.path("directory")).unwrap();
+    let mount = world.mount();
+    let mut entries = fs::read_dir(mount.path("directory")).unwrap();
     let mut names: Vec<String> = entries.by_ref().take(200).map(|it| name(&it.unwrap())).collect();
-    kept.kill_engine();
+    mount.kill_engine();
     names.extend(entries.map(|it| name(&it.unwrap())));
     names.sort();
     assert_eq!(names, expected);
-    kept.unmount();
+    mount.unmount();
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn a_mapped_file_is_read_on() {
     world.put("file", &content);
     let copy = fixture.path("copy");
     fs::write(&copy, &content).unwrap();
-    let kept = world.mount();
+    let mount = world.mount();
     // Maps what it is given and goes through it, page by page.
     let start = |path: &std::path::Path| {
         let mut command = Command::new("git");
@@ -129,17 +129,17 @@ fn a_mapped_file_is_read_on() {
     };
     let expected = start(&copy).wait_with_output().unwrap();
     for _ in 0..3 {
-        let frozen = world.store.inject(Fault::new(Effect::Frozen).operation(Operation::GetObject));
-        rustix::fs::fadvise(File::open(kept.path("file")).unwrap(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
-        let reader = start(&kept.path("file"));
+        let frozen = world.store.inject(Fault::new(Effect::Frozen).operation(S3Operation::GetObject));
+        rustix::fs::fadvise(File::open(mount.path("file")).unwrap(), 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let reader = start(&mount.path("file"));
         wait_for("a page is missing", || frozen.hits() > 0);
-        kept.kill_engine();
+        mount.kill_engine();
         frozen.release();
         let found = reader.wait_with_output().unwrap();
         assert!(found.status.success() && expected.status.success());
         assert_eq!(found.stdout, expected.stdout);
     }
-    kept.unmount();
+    mount.unmount();
 }
 
 fn name(entry: &fs::DirEntry) -> String {
@@ -151,21 +151,21 @@ fn a_working_directory_stays_where_it_is() {
     let fixture = Fixture::new("resume-cwd");
     let world = World::new(&fixture);
     world.put("a/b/file", b"content");
-    let kept = world.mount();
+    let mount = world.mount();
     let mut shell = Command::new("sh")
         .args(["-c", "read -r _; cat file; ls -la; pwd"])
-        .current_dir(kept.path("a/b"))
+        .current_dir(mount.path("a/b"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    kept.kill_engine();
+    mount.kill_engine();
     drop(shell.stdin.take());
     let output = shell.wait_with_output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && text.starts_with("content"), "{text}");
-    assert!(text.ends_with(&format!("{}\n", kept.path("a/b").display())), "{text}");
-    kept.unmount();
+    assert!(text.ends_with(&format!("{}\n", mount.path("a/b").display())), "{text}");
+    mount.unmount();
 }
 
 #[test]
@@ -174,19 +174,19 @@ fn a_disk_cache_is_used_on() {
     let world = World::new(&fixture);
     let content = noise(6, 5 << 20);
     world.put("file", &content);
-    let kept = world.mount_with(&Options { engine: &["--cache=x"], ..Options::default() });
-    let mut file = File::open(kept.path("file")).unwrap();
+    let mount = world.mount_with(&Options { engine: &["--cache=x"], ..Options::default() });
+    let mut file = File::open(mount.path("file")).unwrap();
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
     assert!(bytes == content, "other bytes");
-    kept.kill_engine();
-    assert!(fs::read(kept.path("file")).unwrap() == content, "other bytes");
+    mount.kill_engine();
+    assert!(fs::read(mount.path("file")).unwrap() == content, "other bytes");
     bytes.clear();
     file.seek(SeekFrom::Start(0)).unwrap();
     file.read_to_end(&mut bytes).unwrap();
     assert!(bytes == content, "other bytes");
     drop(file);
-    kept.unmount();
+    mount.unmount();
 }
 
 #[test]
@@ -194,11 +194,11 @@ fn the_end_of_the_store_is_an_error_of_files_and_not_of_the_mount() {
     let fixture = Fixture::new("resume-away");
     let world = World::new(&fixture);
     world.put("file", b"content");
-    let kept = world.mount();
+    let mount = world.mount();
     let away = world.store.inject(Fault::new(Effect::Dropped).bucket(BUCKET));
-    kept.kill_engine();
-    assert!(fs::metadata(kept.path("file")).is_err());
+    mount.kill_engine();
+    assert!(fs::metadata(mount.path("file")).is_err());
     away.release();
-    wait_for("the file can be read", || fs::read(kept.path("file")).is_ok_and(|it| it == b"content"));
-    kept.unmount();
+    wait_for("the file can be read", || fs::read(mount.path("file")).is_ok_and(|it| it == b"content"));
+    mount.unmount();
 }

@@ -1,14 +1,17 @@
 //! An engine that dies, freezes or cannot start, under applications that use its mount: what they see is a pause. With a real
 //! mounter, real engines, real FUSE and an S3 server in this process.
 
-mod alone;
 mod closing;
 mod handles;
-mod keeper;
 mod keys;
+mod moves;
 mod names;
 mod old_kernels;
+mod pages;
+mod staged;
+mod standalone;
 mod stress;
+mod supervisor;
 mod upgrades;
 mod world;
 mod writers;

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, AtFlags, CWD, StatxFlags};
+use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::environment;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::store::Store as _;
 
-use crate::world::{BUCKET, Kept, Options, World, noise};
+use crate::world::{BUCKET, Options, SupervisedMount, World, noise};
 
 /// In each CI run; `make soak` asks for a hundred.
 const USUAL_KILLS: usize = 8;
@@ -36,6 +36,8 @@ struct Report {
     longest: Duration,
     /// What was written without an error.
     written: BTreeMap<String, u64>,
+    /// What was edited and synced without an error.
+    edited: BTreeMap<String, Vec<u8>>,
 }
 
 impl Report {
@@ -79,23 +81,25 @@ fn check(name: &str, mounter: &[&str]) {
         world.put(&format!("big/{number}"), &big(number));
     }
     world.put("meta/stays", b"x");
-    let kept = world.mount_with(&Options { mounter, ..Options::default() });
+    let mount = world.mount_with(&Options { mounter, ..Options::default() });
 
-    let works: [(&str, Work); 8] = [
+    world.put(EDITED, &edited_at_first());
+    let works: [(&str, Work); 9] = [
         ("small files", read_small),
         ("small files again", read_small),
         ("big files", read_big),
         ("held handle", hold),
         ("listing", list),
         ("writer", write),
+        ("editor", edit),
         ("names", make_and_remove),
         ("probe", probe),
     ];
     let is_over = AtomicBool::new(false);
     let (reports, stalls) = std::thread::scope(|scope| {
         let running: Vec<_> =
-            works.iter().map(|(name, work)| (*name, scope.spawn(|| work(&kept.directory, &is_over)))).collect();
-        let stalls = kill_often(&kept, kills);
+            works.iter().map(|(name, work)| (*name, scope.spawn(|| work(&mount.directory, &is_over)))).collect();
+        let stalls = kill_often(&mount, kills);
         is_over.store(true, Ordering::SeqCst);
         let reports: Vec<_> = running.into_iter().map(|(name, it)| (name, it.join().unwrap())).collect();
         (reports, stalls)
@@ -117,19 +121,24 @@ fn check(name: &str, mounter: &[&str]) {
                 problems.push(format!("{name}: {key} was closed without an error and is not in the bucket"));
             }
         }
+        for (key, content) in &report.edited {
+            if world.store.object(BUCKET, key).is_none_or(|it| it != *content) {
+                problems.push(format!("{name}: what was synced to {key} is not in the bucket"));
+            }
+        }
     }
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
-    kept.unmount();
+    mount.unmount();
 }
 
 /// Answers how long nobody served, each time.
-fn kill_often(kept: &Kept<'_>, kills: usize) -> Vec<Duration> {
+fn kill_often(mount: &SupervisedMount<'_>, kills: usize) -> Vec<Duration> {
     let mut stalls = Vec::new();
     for number in 0..kills {
         // Different moments, the same ones in each run: 0.3 to 1.2 seconds after the last successor began to serve.
         let pause = Duration::from_millis(300 + (number as u64 * 7919) % 900);
         wait_a_moment(pause);
-        stalls.push(kept.kill_engine().1);
+        stalls.push(mount.kill_engine().1);
     }
     wait_a_moment(Duration::from_secs(1));
     stalls
@@ -252,6 +261,45 @@ fn write_one(path: &Path, seed: u64) -> Result<(), String> {
         .unwrap();
     fs::remove_file(source).unwrap();
     if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+}
+
+const EDITED: &str = "edited/file";
+
+fn edited_at_first() -> Vec<u8> {
+    noise(99, 200_000)
+}
+
+/// One file that is changed in place, appended to and truncated; each round ends with fsync and is compared.
+fn edit(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    let mut model = edited_at_first();
+    let path = root.join(EDITED);
+    while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
+        let round = report.rounds;
+        let piece = noise(round as u64 + 500, 3000);
+        let offset = (round * 7919) % (model.len() - piece.len());
+        let edited = File::options().read(true).write(true).open(&path).and_then(|file| {
+            file.write_all_at(&piece, offset as u64)?;
+            file.write_all_at(&piece[..100], model.len() as u64)?;
+            if round % 5 == 4 {
+                file.set_len(150_000)?;
+            }
+            file.sync_all()
+        });
+        model[offset..offset + piece.len()].copy_from_slice(&piece);
+        model.extend_from_slice(&piece[..100]);
+        if round % 5 == 4 {
+            model.resize(150_000, 0);
+        }
+        report.check("edit", edited);
+        if let Some(content) = report.check("read", fs::read(&path)) {
+            report.compare("edited file", &content, &model);
+        }
+        report.count(start);
+    }
+    report.edited.insert(EDITED.to_owned(), model);
+    report
 }
 
 fn make_and_remove(root: &Path, is_over: &AtomicBool) -> Report {

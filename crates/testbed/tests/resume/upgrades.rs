@@ -6,23 +6,23 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Signal, kill_process};
+use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::store::Store as _;
 use s3csi_testbed::wait::wait_for;
 
-use crate::keeper::{replaceable_engine, write_engine};
-use crate::world::{BUCKET, Kept, Options, World, noise};
+use crate::supervisor::{replaceable_engine, write_engine};
+use crate::world::{BUCKET, Options, SupervisedMount, World, noise};
 
 const UPGRADES: usize = 20;
 
-fn ask_for_upgrade(kept: &Kept<'_>) {
-    kill_process(kept.mounter().pid(), Signal::USR1).unwrap();
+fn ask_for_upgrade(mount: &SupervisedMount<'_>) {
+    kill_process(mount.mounter().pid(), Signal::USR1).unwrap();
 }
 
 #[track_caller]
-fn upgrade(kept: &Kept<'_>) {
-    ask_for_upgrade(kept);
-    assert_eq!(kept.resumed().0, "replaced on request");
+fn upgrade(mount: &SupervisedMount<'_>) {
+    ask_for_upgrade(mount);
+    assert_eq!(mount.resumed().0, "replaced: upgrade requested");
 }
 
 #[test]
@@ -31,15 +31,15 @@ fn twenty_upgrades_under_a_reader_and_a_writer_are_seen_by_neither() {
     let world = World::new(&fixture);
     let content = noise(1, 3 << 20);
     world.put("file", &content);
-    let kept = world.mount();
+    let mount = world.mount();
     let is_over = AtomicBool::new(false);
     let (read, written) = std::thread::scope(|scope| {
-        let reader = scope.spawn(|| read_often(&kept.path("file"), &content, &is_over));
-        let writer = scope.spawn(|| write_often(&kept.directory, &is_over));
+        let reader = scope.spawn(|| read_often(&mount.path("file"), &content, &is_over));
+        let writer = scope.spawn(|| write_often(&mount.directory, &is_over));
         for _ in 0..UPGRADES {
-            let before = kept.engine();
-            upgrade(&kept);
-            assert_ne!(kept.engine(), before);
+            let before = mount.engine();
+            upgrade(&mount);
+            assert_ne!(mount.engine(), before);
         }
         is_over.store(true, Ordering::SeqCst);
         (reader.join().unwrap(), writer.join().unwrap())
@@ -49,7 +49,7 @@ fn twenty_upgrades_under_a_reader_and_a_writer_are_seen_by_neither() {
         let stored = world.store.object(BUCKET, &format!("written-{number}"));
         assert!(stored.is_some_and(|it| it == piece(number)), "file {number} is not in the bucket");
     }
-    kept.unmount();
+    mount.unmount();
 }
 
 fn read_often(path: &Path, expected: &[u8], is_over: &AtomicBool) -> usize {
@@ -85,68 +85,68 @@ fn an_engine_that_talks_in_another_way_is_refused_and_the_old_one_stays() {
     let world = World::new(&fixture);
     world.put("file", b"content");
     let program = replaceable_engine(&fixture);
-    let kept = world.mount_with(&Options { program: Some(&program), ..Options::default() });
-    let engine = kept.engine();
+    let mount = world.mount_with(&Options { program: Some(&program), ..Options::default() });
+    let engine = mount.engine();
     write_engine(&program, "export UNSTABLE_MOUNTPOINT_MAX_BACKGROUND=17");
-    ask_for_upgrade(&kept);
-    wait_for("the other engine is refused", || kept.mounter().log_contains("engine not replaced"));
-    assert!(kept.mounter().log_contains("uses FUSE in another way"), "{}", kept.mounter());
-    assert_eq!(kept.engines(), [engine]);
-    assert_eq!(fs::read(kept.path("file")).unwrap(), b"content");
-    kept.unmount();
+    ask_for_upgrade(&mount);
+    wait_for("the other engine is refused", || mount.mounter().log_contains("engine not replaced"));
+    assert!(mount.mounter().log_contains("negotiates other FUSE features"), "{}", mount.mounter());
+    assert_eq!(mount.engines(), [engine]);
+    assert_eq!(fs::read(mount.path("file")).unwrap(), b"content");
+    mount.unmount();
 }
 
 #[test]
-fn an_engine_that_cannot_start_replaces_nobody() {
+fn an_engine_that_cannot_start_replaces_no_engine() {
     let fixture = Fixture::new("resume-upgrade-broken");
     let world = World::new(&fixture);
     world.put("file", b"content");
     let program = replaceable_engine(&fixture);
-    let kept = world.mount_with(&Options { program: Some(&program), ..Options::default() });
-    let engine = kept.engine();
+    let mount = world.mount_with(&Options { program: Some(&program), ..Options::default() });
+    let engine = mount.engine();
     write_engine(&program, "echo broken >&2; exit 3");
-    ask_for_upgrade(&kept);
-    wait_for("the other engine is refused", || kept.mounter().log_contains("engine not replaced"));
-    assert_eq!(kept.engines(), [engine]);
+    ask_for_upgrade(&mount);
+    wait_for("the other engine is refused", || mount.mounter().log_contains("engine not replaced"));
+    assert_eq!(mount.engines(), [engine]);
     write_engine(&program, "");
-    upgrade(&kept);
-    assert_eq!(fs::read(kept.path("file")).unwrap(), b"content");
-    kept.unmount();
+    upgrade(&mount);
+    assert_eq!(fs::read(mount.path("file")).unwrap(), b"content");
+    mount.unmount();
 }
 
 #[test]
 fn a_big_file_that_is_being_written_is_stored_before_the_engine_is_replaced() {
     let fixture = Fixture::new("resume-upgrade-drain");
     let world = World::new(&fixture);
-    let kept = world.mount();
+    let mount = world.mount();
     let content = noise(2, 20 << 20);
-    let mut file = File::create(kept.path("file")).unwrap();
+    let mut file = File::create(mount.path("file")).unwrap();
     file.write_all(&content).unwrap();
-    let engine = kept.engine();
-    ask_for_upgrade(&kept);
-    wait_for("another engine is prepared", || kept.engines().len() == 2);
-    assert_eq!(kept.engine(), engine);
+    let engine = mount.engine();
+    ask_for_upgrade(&mount);
+    wait_for("another engine is prepared", || mount.engines().len() == 2);
+    assert_eq!(mount.engine(), engine);
     file.sync_all().unwrap();
-    assert_eq!(kept.resumed().0, "replaced on request");
-    assert!(fs::read(kept.path("file")).unwrap() == content, "other bytes");
+    assert_eq!(mount.resumed().0, "replaced: upgrade requested");
+    assert!(fs::read(mount.path("file")).unwrap() == content, "other bytes");
     drop(file);
-    kept.unmount();
+    mount.unmount();
 }
 
 #[test]
 fn a_big_file_that_takes_too_long_keeps_its_engine() {
     let fixture = Fixture::new("resume-upgrade-late");
     let world = World::new(&fixture);
-    let kept = world.mount_with(&Options { mounter: &["--drain-time", "1s"], ..Options::default() });
+    let mount = world.mount_with(&Options { mounter: &["--drain-time", "1s"], ..Options::default() });
     let content = noise(3, 20 << 20);
-    let mut file = File::create(kept.path("file")).unwrap();
+    let mut file = File::create(mount.path("file")).unwrap();
     file.write_all(&content).unwrap();
-    let engine = kept.engine();
-    ask_for_upgrade(&kept);
-    wait_for("the request is given up", || kept.mounter().log_contains("files are being written"));
-    assert_eq!(kept.engines(), [engine]);
+    let engine = mount.engine();
+    ask_for_upgrade(&mount);
+    wait_for("the request is given up", || mount.mounter().log_contains("files are being written"));
+    assert_eq!(mount.engines(), [engine]);
     file.sync_all().unwrap();
     assert!(world.store.object(BUCKET, "file").unwrap() == content, "other bytes");
     drop(file);
-    kept.unmount();
+    mount.unmount();
 }

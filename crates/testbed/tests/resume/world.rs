@@ -10,14 +10,16 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use s3csi_core::chain::Chain;
 use s3csi_driver::host::{Access, FuseOptions, Host as _, Kernel};
-use s3csi_mounter::handoff::{self, Answer, MountRequest};
+use s3csi_handoff::{self as handoff, Answer, MountRequest};
+use s3csi_s3_server::store::Store as _;
+use s3csi_s3_server::{Config, S3Server, Transport};
 use s3csi_testbed::environment::product;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::process::{Process, command};
 use s3csi_testbed::processes;
-use s3csi_testbed::s3::{Config, S3Server, Transport};
-use s3csi_testbed::store::Store as _;
 use s3csi_testbed::wait::{SOON, wait_for, wait_for_some, wait_until};
+
+pub use s3csi_testbed::noise::noise;
 
 pub const BUCKET: &str = "kept";
 
@@ -27,8 +29,8 @@ pub struct World<'a> {
     fixture: &'a Fixture,
 }
 
-/// A mount whose engines are replaced. Must be ended with [`Kept::unmount`] or [`Kept::expect_lost`].
-pub struct Kept<'a> {
+/// A mount whose engines are replaced. Must be ended with [`SupervisedMount::unmount`] or [`SupervisedMount::expect_lost`].
+pub struct SupervisedMount<'a> {
     pub directory: PathBuf,
     mounter: Process,
     answers: Mutex<BufReader<UnixStream>>,
@@ -63,11 +65,11 @@ impl<'a> World<'a> {
         self.store.put_object(BUCKET, key, content).unwrap();
     }
 
-    pub fn mount(&self) -> Kept<'a> {
+    pub fn mount(&self) -> SupervisedMount<'a> {
         self.mount_with(&Options::default())
     }
 
-    pub fn mount_with(&self, options: &Options<'_>) -> Kept<'a> {
+    pub fn mount_with(&self, options: &Options<'_>) -> SupervisedMount<'a> {
         let place = self.fixture.create_directory("mounter");
         let directory = self.fixture.create_directory("mount");
         let engine = options.program.map_or_else(|| product("mount-s3").unwrap(), Path::to_owned);
@@ -86,12 +88,12 @@ impl<'a> World<'a> {
         drop(fuse);
         connection.set_read_timeout(Some(SOON)).unwrap();
         let answers = Mutex::new(BufReader::new(connection));
-        let kept = Kept { directory, mounter, answers, fixture: self.fixture, is_done: false };
-        assert_eq!(kept.answer(), Answer::Ready, "{}", kept.mounter);
-        kept
+        let mount = SupervisedMount { directory, mounter, answers, fixture: self.fixture, is_done: false };
+        assert_eq!(mount.answer(), Answer::Ready, "{}", mount.mounter);
+        mount
     }
 
-    fn request(&self, options: &Options<'_>) -> MountRequest {
+    pub fn request(&self, options: &Options<'_>) -> MountRequest {
         let account = self.store.account();
         let mut args: Vec<String> =
             ["--allow-delete", "--allow-overwrite", "--force-path-style"].map(Into::into).into();
@@ -112,11 +114,11 @@ impl<'a> World<'a> {
             format!("HOME={}", self.fixture.directory().display()),
         ];
         env.extend(options.environment.iter().map(ToString::to_string));
-        MountRequest { bucket_name: BUCKET.to_owned(), args, env, source: None }
+        MountRequest { bucket_name: BUCKET.to_owned(), args, env, ..MountRequest::default() }
     }
 }
 
-impl Kept<'_> {
+impl SupervisedMount<'_> {
     pub fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
@@ -161,7 +163,7 @@ impl Kept<'_> {
         match self.answer() {
             Answer::Resumed { cause, stall_milliseconds } => (cause, Duration::from_millis(stall_milliseconds)),
             Answer::Replaced { reason, stall_milliseconds } => {
-                (format!("replaced {reason}"), Duration::from_millis(stall_milliseconds))
+                (format!("replaced: {reason}"), Duration::from_millis(stall_milliseconds))
             }
             other => panic!("{other:?}: {}", self.mounter),
         }
@@ -207,27 +209,13 @@ impl Kept<'_> {
     }
 }
 
-impl Drop for Kept<'_> {
+impl Drop for SupervisedMount<'_> {
     fn drop(&mut self) {
         if !self.is_done {
             // A test that panicked.
             let _ = Kernel::default().detach(&self.directory);
         }
     }
-}
-
-/// Bytes that do not compress or repeat; the same ones for the same seed.
-pub fn noise(seed: u64, length: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let mut bytes = Vec::with_capacity(length + 8);
-    while bytes.len() < length {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
-    }
-    bytes.truncate(length);
-    bytes
 }
 
 /// Expects a system call to fail with this error number.

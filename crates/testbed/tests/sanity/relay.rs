@@ -177,7 +177,9 @@ impl Node for Forward {
         &self,
         request: Request<NodeGetVolumeStatsRequest>,
     ) -> Result<Response<NodeGetVolumeStatsResponse>, Status> {
-        self.kubelet.node().node_get_volume_stats(request.into_inner()).await
+        let mut request = request.into_inner();
+        request.volume_path = kubelet_path(&request.volume_path);
+        self.kubelet.node().node_get_volume_stats(request).await
     }
 
     async fn node_expand_volume(

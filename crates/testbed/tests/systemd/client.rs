@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use s3csi_driver::systemd::{
-    ActiveState, Change, Kind, Limits, Outcome, PRIVATE_SOCKET, Service, Systemd, SystemdError,
+    ActiveState, Change, Limits, PRIVATE_SOCKET, Service, ServiceOutcome, ServiceType, Systemd, SystemdError,
 };
 use s3csi_testbed::systemd::{beside_systemd, systemctl, units};
 use s3csi_testbed::wait::wait_for;
@@ -25,7 +25,7 @@ impl Bench {
     }
 
     #[track_caller]
-    fn start(&self, service: &Service) -> (Outcome, String) {
+    fn start(&self, service: &Service) -> (ServiceOutcome, String) {
         let started = self.systemd.start(service, soon()).unwrap();
         (started.outcome, started.output)
     }
@@ -35,27 +35,27 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
 }
 
-fn service(name: &str, kind: Kind, command: &[&str]) -> Service {
+fn service(name: &str, service_type: ServiceType, command: &[&str]) -> Service {
     Service {
         name: format!("{name}.service"),
         description: "a test".to_owned(),
-        kind,
+        service_type,
         command: command.iter().map(|it| (*it).to_owned()).collect(),
         environment: Vec::new(),
         limits: Limits::default(),
-        starts_within: Duration::from_secs(20),
+        start_timeout: Duration::from_secs(20),
     }
 }
 
-fn shell(name: &str, kind: Kind, script: &str) -> Service {
-    service(name, kind, &["/bin/sh", "-c", script])
+fn shell(name: &str, service_type: ServiceType, script: &str) -> Service {
+    service(name, service_type, &["/bin/sh", "-c", script])
 }
 
 #[track_caller]
-fn check_status(outcome: &Outcome, expected: i32) {
+fn check_status(outcome: &ServiceOutcome, expected: i32) {
     match outcome {
-        Outcome::Failed(ended) => assert_eq!(ended.status, Some(expected), "{ended}"),
-        Outcome::Done => panic!("it was done"),
+        ServiceOutcome::Failed(ended) => assert_eq!(ended.status, Some(expected), "{ended}"),
+        ServiceOutcome::Done => panic!("it was done"),
     }
 }
 
@@ -63,9 +63,9 @@ fn check_status(outcome: &Outcome, expected: i32) {
 fn a_forking_service_is_up_when_its_first_process_has_ended_and_says_what_it_said() {
     beside_systemd(|| {
         let bench = Bench::new();
-        let forking = shell("forking", Kind::Forking, "echo one; echo two >&2; sleep 1000 >/dev/null 2>&1 &");
+        let forking = shell("forking", ServiceType::Forking, "echo one; echo two >&2; sleep 1000 >/dev/null 2>&1 &");
         let (outcome, output) = bench.start(&forking);
-        assert_eq!(outcome, Outcome::Done);
+        assert_eq!(outcome, ServiceOutcome::Done);
         assert_eq!(output, "one\ntwo\n");
         let rows = bench.systemd.list("forking.service", soon()).unwrap();
         assert_eq!(rows[0].active, ActiveState::Active);
@@ -79,22 +79,22 @@ fn a_forking_service_is_up_when_its_first_process_has_ended_and_says_what_it_sai
 }
 
 #[test]
-fn a_failed_start_is_told_at_once_with_its_words_and_leaves_nothing() {
+fn a_failed_start_is_reported_at_once_with_its_output_and_leaves_nothing() {
     beside_systemd(|| {
         let bench = Bench::new();
-        let (outcome, output) = bench.start(&shell("fails", Kind::Forking, "echo no such bucket >&2; exit 1"));
-        let Outcome::Failed(ended) = outcome else { panic!("it failed") };
+        let (outcome, output) = bench.start(&shell("fails", ServiceType::Forking, "echo no such bucket >&2; exit 1"));
+        let ServiceOutcome::Failed(ended) = outcome else { panic!("it failed") };
         assert_eq!((ended.result.as_deref(), output.as_str()), (Some("exit-code"), "no such bucket\n"));
         // The first process ends well but nobody is left.
-        let (outcome, _) = bench.start(&shell("nobody", Kind::Forking, "exit 0"));
-        assert_ne!(outcome, Outcome::Done);
-        let (outcome, _) = bench.start(&service("missing", Kind::Oneshot, &["/no/such/program"]));
+        let (outcome, _) = bench.start(&shell("nobody", ServiceType::Forking, "exit 0"));
+        assert_ne!(outcome, ServiceOutcome::Done);
+        let (outcome, _) = bench.start(&service("missing", ServiceType::Oneshot, &["/no/such/program"]));
         check_status(&outcome, 203);
-        let (outcome, output) = bench.start(&shell("oneshot", Kind::Oneshot, "echo busy; exit 32"));
+        let (outcome, output) = bench.start(&shell("oneshot", ServiceType::Oneshot, "echo busy; exit 32"));
         check_status(&outcome, 32);
         assert_eq!(output, "busy\n");
-        let (outcome, output) = bench.start(&shell("good", Kind::Oneshot, "echo fine"));
-        assert_eq!((outcome, output.as_str()), (Outcome::Done, "fine\n"));
+        let (outcome, output) = bench.start(&shell("good", ServiceType::Oneshot, "echo fine"));
+        assert_eq!((outcome, output.as_str()), (ServiceOutcome::Done, "fine\n"));
         wait_for("all units are forgotten", || units("*.service").is_empty());
     });
 }
@@ -103,9 +103,10 @@ fn a_failed_start_is_told_at_once_with_its_words_and_leaves_nothing() {
 fn a_start_that_takes_too_long_is_ended_by_systemd() {
     beside_systemd(|| {
         let bench = Bench::new();
-        let slow = Service { starts_within: Duration::from_millis(300), ..shell("slow", Kind::Forking, "sleep 1000") };
+        let slow =
+            Service { start_timeout: Duration::from_millis(300), ..shell("slow", ServiceType::Forking, "sleep 1000") };
         let (outcome, _) = bench.start(&slow);
-        let Outcome::Failed(ended) = outcome else { panic!("it never started") };
+        let ServiceOutcome::Failed(ended) = outcome else { panic!("it never started") };
         assert_eq!(ended.result.as_deref(), Some("timeout"));
     });
 }
@@ -114,8 +115,9 @@ fn a_start_that_takes_too_long_is_ended_by_systemd() {
 fn much_output_does_not_block_a_start_and_is_bounded() {
     beside_systemd(|| {
         let bench = Bench::new();
-        let (outcome, output) = bench.start(&shell("chatty", Kind::Oneshot, "head -c 400000 /dev/zero | tr '\\0' x"));
-        assert_eq!(outcome, Outcome::Done);
+        let (outcome, output) =
+            bench.start(&shell("chatty", ServiceType::Oneshot, "head -c 400000 /dev/zero | tr '\\0' x"));
+        assert_eq!(outcome, ServiceOutcome::Done);
         assert_eq!(output.len(), 64 << 10);
     });
 }
@@ -127,17 +129,17 @@ fn arguments_and_environment_arrive_as_they_were_given() {
         let odd = ["$HOME", "${PATH}", "$$", "a b", "%n %%", "'\"", "\\x", "é", ""];
         let mut command = vec!["/usr/bin/printf", "[%s]"];
         command.extend(odd);
-        let printf = service("odd", Kind::Oneshot, &command);
+        let printf = service("odd", ServiceType::Oneshot, &command);
         let (_, output) = bench.start(&printf);
         assert_eq!(output, odd.map(|it| format!("[{it}]")).concat());
         let environment = vec!["A=one two".to_owned(), "B=$A%n\"'".to_owned()];
-        let shows = Service { environment, ..shell("shows", Kind::Oneshot, "echo \"$A|$B\"") };
+        let shows = Service { environment, ..shell("shows", ServiceType::Oneshot, "echo \"$A|$B\"") };
         assert_eq!(bench.start(&shows).1, "one two|$A%n\"'\n");
 
         let stays = Service {
             limits: Limits { memory_bytes: Some(64 << 20), cpu_millis: Some(500), tasks: Some(20) },
             environment: vec!["A=1".to_owned()],
-            ..service("stays", Kind::Forking, &["/bin/sh", "-c", "sleep 1000 & : $0", "$x"])
+            ..service("stays", ServiceType::Forking, &["/bin/sh", "-c", "sleep 1000 & : $0", "$x"])
         };
         bench.start(&stays);
         let read = bench.systemd.command(&stays.name, soon()).unwrap().unwrap();
@@ -153,9 +155,9 @@ fn a_reload_changes_no_argument_that_is_read_back() {
         let odd = ["a;b", ";", "$;$", "\\;", "a\\", "${HOME}", "'x y';", "%n;", "a,_é"];
         let mut command = vec!["/bin/sh", "-c", "sleep 1000 >/dev/null 2>&1 & printf '[%s]' \"$@\"", "sh"];
         command.extend(odd);
-        let stays = service("odd", Kind::Forking, &command);
+        let stays = service("odd", ServiceType::Forking, &command);
         let printed = odd.map(|it| format!("[{it}]")).concat();
-        assert_eq!(bench.start(&stays), (Outcome::Done, printed));
+        assert_eq!(bench.start(&stays), (ServiceOutcome::Done, printed));
         assert!(bench.systemd.has_its_arguments(&stays, soon()).unwrap());
         for command in ["daemon-reload", "daemon-reexec", "daemon-reload"] {
             systemctl(&[command]);
@@ -166,16 +168,16 @@ fn a_reload_changes_no_argument_that_is_read_back() {
 }
 
 #[test]
-fn a_unit_that_ends_is_told_at_once_and_a_reload_is_not_an_end() {
+fn the_end_of_a_unit_is_reported_at_once_and_a_reload_is_no_end() {
     beside_systemd(|| {
         let bench = Bench::new();
         let mut changes = bench.systemd.changes();
-        bench.start(&shell("dies", Kind::Forking, "sleep 1000 &"));
+        bench.start(&shell("dies", ServiceType::Forking, "sleep 1000 &"));
         bench.systemd.kill("dies.service", soon()).unwrap();
         let mut next = || bench.runtime.block_on(changes.recv()).unwrap();
         while next() != (Change::MayHaveEnded { unit: "dies.service".to_owned() }) {}
 
-        bench.start(&shell("lives", Kind::Forking, "sleep 1000 &"));
+        bench.start(&shell("lives", ServiceType::Forking, "sleep 1000 &"));
         systemctl(&["daemon-reload"]);
         assert!(!bench.systemd.wait_for_end("lives.service", Instant::now() + Duration::from_millis(200)).unwrap());
         assert_eq!(bench.systemd.list("lives.service", soon()).unwrap()[0].active, ActiveState::Active);
@@ -191,7 +193,7 @@ fn starts_survive_a_reexecution_and_reloads_of_systemd() {
                 let bench = bench.clone();
                 // Without a semicolon: who uses one must ask whether the service has its arguments.
                 let script = format!("echo {number} && sleep 0.3 && (sleep 1000 >/dev/null 2>&1 &)");
-                thread::spawn(move || bench.start(&shell(&format!("s{number}"), Kind::Forking, &script)))
+                thread::spawn(move || bench.start(&shell(&format!("s{number}"), ServiceType::Forking, &script)))
             })
             .collect();
         for command in ["daemon-reload", "daemon-reexec", "daemon-reload", "daemon-reexec"] {
@@ -199,7 +201,7 @@ fn starts_survive_a_reexecution_and_reloads_of_systemd() {
         }
         for (number, start) in starts.into_iter().enumerate() {
             let (outcome, output) = start.join().unwrap();
-            assert_eq!(outcome, Outcome::Done, "{number}");
+            assert_eq!(outcome, ServiceOutcome::Done, "{number}");
             assert_eq!(output, format!("{number}\n"));
         }
         assert_eq!(units("s*.service").len(), 20);
@@ -213,11 +215,13 @@ fn two_hundred_starts_at_once_do_not_wait_for_each_other() {
         let starts: Vec<_> = (0..200)
             .map(|number| {
                 let bench = bench.clone();
-                thread::spawn(move || bench.start(&shell(&format!("s{number}"), Kind::Forking, "sleep 1000 &")).0)
+                thread::spawn(move || {
+                    bench.start(&shell(&format!("s{number}"), ServiceType::Forking, "sleep 1000 &")).0
+                })
             })
             .collect();
         for start in starts {
-            assert_eq!(start.join().unwrap(), Outcome::Done);
+            assert_eq!(start.join().unwrap(), ServiceOutcome::Done);
         }
         assert_eq!(units("s*.service").len(), 200);
     });

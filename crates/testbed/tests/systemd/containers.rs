@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::systemd::beside_systemd;
 use tonic::Code;
 
@@ -69,7 +69,7 @@ fn check_works_in_a_container(name: &str, privileges: Privileges) {
     world.publish(&volume(1));
     assert_eq!(mount_units().len(), 1);
     // These words came over a terminal of the host.
-    let missing = Volume { bucket: "no-such-bucket".to_owned(), ..volume(2) };
+    let missing = CsiVolume { bucket: "no-such-bucket".to_owned(), ..volume(2) };
     check_refused(world.try_publish(&missing), Code::NotFound, &["the engine failed", "does not exist"]);
     world.kill_engine();
     world.node().wait_for_log("EngineRemounted");

@@ -4,20 +4,20 @@ use std::fs;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
-use s3csi_testbed::store::Store as _;
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::systemd::beside_systemd;
 use tonic::Code;
 
 use crate::world::{BUCKET, World, check_refused, volume};
 
 #[test]
-fn the_engine_s_own_words_and_the_command_to_see_more_are_the_answer() {
+fn the_answer_has_the_engines_message_and_the_command_to_see_more() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-words");
         let world = World::start_beside_systemd(&fixture);
-        let missing = Volume { bucket: "no-such-bucket".to_owned(), ..volume(1) };
+        let missing = CsiVolume { bucket: "no-such-bucket".to_owned(), ..volume(1) };
         let start = Instant::now();
         let words = ["no-such-bucket", "the engine failed", "does not exist", "journalctl -u mount-s3-"];
         check_refused(world.try_publish(&missing), Code::NotFound, &words);
@@ -32,7 +32,7 @@ fn a_directory_that_was_there_before_stays_after_a_failure() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-directory");
         let world = World::start_beside_systemd(&fixture);
-        let missing = Volume { bucket: "no-such-bucket".to_owned(), ..volume(1) };
+        let missing = CsiVolume { bucket: "no-such-bucket".to_owned(), ..volume(1) };
         let target = world.kubelet.target(&missing);
         fs::create_dir_all(&target).unwrap();
         check_refused(world.try_publish(&missing), Code::NotFound, &["the engine failed"]);
@@ -97,7 +97,7 @@ fn wrong_limits_and_options_are_refused_before_anything_is_made() {
 }
 
 #[test]
-fn a_dead_mount_is_removable_even_if_somebody_holds_it() {
+fn a_dead_mount_in_use_can_be_removed() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-dead");
         let mut world = World::start_beside_systemd(&fixture);

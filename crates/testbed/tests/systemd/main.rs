@@ -3,9 +3,10 @@
 mod client;
 mod containers;
 mod failures;
-mod kept;
+mod legacy_v1;
 mod managers;
 mod patterns;
-mod predecessors;
 mod recovery;
+mod sandbox;
+mod supervision;
 mod world;

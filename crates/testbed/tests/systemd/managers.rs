@@ -9,8 +9,16 @@ use tonic::Code;
 
 use crate::world::{World, check_refused, mount_units, volume};
 
-const PUBLISH_STEPS: [&str; 6] = ["locked", "place-made", "credentials-written", "handed-over", "served", "bound"];
+const PUBLISH_STEPS: [&str; 6] =
+    ["locked", "directory-created", "credentials-written", "handed-over", "served", "bound"];
 const UNPUBLISH_STEPS: [&str; 5] = ["locked", "unbound", "engine-ended", "target-removed", "credentials-removed"];
+
+/// The node plugin ends right after this step of a publish.
+fn crash_in_publish(world: &mut World<'_>, step: &str) {
+    world.start_node_with(&["--stop-after", step]);
+    assert!(world.try_publish(&volume(1)).is_err(), "{step}: the call was answered");
+    world.wait_for_end_of_node();
+}
 
 #[test]
 fn the_next_publish_finishes_what_a_killed_one_began() {
@@ -18,16 +26,14 @@ fn the_next_publish_finishes_what_a_killed_one_began() {
         let fixture = Fixture::new("systemd-killed");
         let mut world = World::prepare_beside_systemd(&fixture);
         for step in PUBLISH_STEPS {
-            world.start_node_with(&["--stop-after", step]);
-            assert!(world.try_publish(&volume(1)).is_err(), "{step}: the call was answered");
-            world.wait_for_end_of_node();
+            crash_in_publish(&mut world, step);
             world.start_node();
             let target = world.publish(&volume(1));
             world.check_serves(&target);
             assert_eq!(mount_units().len(), 1, "{step}");
             world.unpublish(&volume(1));
             world.check_nothing_left();
-            assert!(world.stop_node());
+            world.stop_node();
         }
     });
 }
@@ -38,13 +44,11 @@ fn an_unpublish_cleans_up_after_a_killed_publish_and_a_killed_unpublish() {
         let fixture = Fixture::new("systemd-killed-twice");
         let mut world = World::prepare_beside_systemd(&fixture);
         for step in PUBLISH_STEPS {
-            world.start_node_with(&["--stop-after", step]);
-            assert!(world.try_publish(&volume(1)).is_err(), "{step}: the call was answered");
-            world.wait_for_end_of_node();
+            crash_in_publish(&mut world, step);
             world.start_node();
             world.unpublish(&volume(1));
             world.check_nothing_left();
-            assert!(world.stop_node());
+            world.stop_node();
         }
         for step in UNPUBLISH_STEPS {
             world.start_node();
@@ -56,7 +60,7 @@ fn an_unpublish_cleans_up_after_a_killed_publish_and_a_killed_unpublish() {
             world.start_node();
             world.unpublish(&volume(1));
             world.check_nothing_left();
-            assert!(world.stop_node());
+            world.stop_node();
         }
     });
 }
@@ -67,12 +71,7 @@ fn restarts_of_the_manager_during_mounts_lose_nothing() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-reexec");
         let world = World::start_beside_systemd(&fixture);
-        let calls: Vec<_> = (0..COUNT)
-            .map(|number| {
-                let kubelet = world.kubelet.clone();
-                world.runtime.spawn(async move { kubelet.publish(&volume(number)).await })
-            })
-            .collect();
+        let calls: Vec<_> = (0..COUNT).map(|number| world.publish_in_background(&volume(number))).collect();
         for command in ["daemon-reload", "daemon-reexec", "daemon-reload", "daemon-reexec"] {
             systemctl(&[command]);
         }

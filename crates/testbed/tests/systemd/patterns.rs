@@ -4,9 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use s3csi_s3_server::store::{Account, Store as _};
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kubelet::Volume;
-use s3csi_testbed::store::{Account, Store as _};
+use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::systemd::{beside_systemd, journal, over_a_restart_of_the_machine, systemctl};
 use s3csi_testbed::wait::wait_for;
 use s3csi_testbed::world::read_ahead;
@@ -116,23 +116,23 @@ fn credential_refresh_brings_new_keys_to_a_running_mount_without_another_unit() 
         world.store.add_account(&old).unwrap();
         world.store.create_bucket("of-old", &old).unwrap();
         let with = |account: &Account| {
-            let of_old = Volume::new("of-old", "pv-of-old", "00000001-aaaa-4aaa-8aaa-aaaaaaaaaaaa");
+            let of_old = CsiVolume::new("of-old", "pv-of-old", "00000001-aaaa-4aaa-8aaa-aaaaaaaaaaaa");
             of_old.with_secret(&account.access_key, &account.secret_key)
         };
         let target = world.publish(&with(&old));
         fs::write(target.join("file"), "x").unwrap();
-        let (unit, keeper) = (only_unit(), world.engine());
-        let serving = world.serving(keeper);
+        let (unit, supervisor) = (only_unit(), world.engine());
+        let serving = world.serving(supervisor);
 
         // The old key is worth nothing from now on.
         world.store.add_account(&new).unwrap();
         world.publish(&with(&new));
         wait_for("an engine with the new key serves", || {
-            world.serving(keeper).is_some_and(|it| Some(it) != serving) && fs::metadata(target.join("file")).is_ok()
+            world.serving(supervisor).is_some_and(|it| Some(it) != serving) && fs::metadata(target.join("file")).is_ok()
         });
         fs::write(target.join("after"), "x").unwrap();
-        assert_eq!((only_unit(), world.engine()), (unit, keeper), "nothing was mounted anew");
-        world.node().wait_for_log("engine was replaced and its mount lives on");
+        assert_eq!((only_unit(), world.engine()), (unit, supervisor), "nothing was mounted anew");
+        world.node().wait_for_log("engine replaced on the same mount");
         let place = names_in(&world.plugin.credentials());
         assert_eq!(place.len(), 1);
         let file = world.plugin.credentials().join(&place[0]).join("credentials/s3-csi-credentials");
@@ -192,7 +192,7 @@ fn a_read_only_volume_cannot_be_written_to() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-ro");
         let world = World::start_beside_systemd(&fixture);
-        let read_only = Volume { is_read_only: true, ..volume(1) };
+        let read_only = CsiVolume { is_read_only: true, ..volume(1) };
         let target = world.publish(&read_only);
         let error = fs::write(target.join("file"), "x").unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
@@ -207,26 +207,10 @@ fn two_hundred_volumes_at_once_are_all_served_once() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-200");
         let world = World::start_beside_systemd(&fixture);
-        let calls: Vec<_> = (0..COUNT)
-            .map(|number| {
-                let kubelet = world.kubelet.clone();
-                world.runtime.spawn(async move { kubelet.publish(&volume(number)).await })
-            })
-            .collect();
-        for call in calls {
-            world.runtime.block_on(call).unwrap().unwrap();
-        }
+        world.publish_together((0..COUNT).map(volume));
         let count = usize::try_from(COUNT).unwrap();
         assert_eq!((mount_units().len(), world.mounts().len(), world.engines().len()), (count, count, count));
-        let ends: Vec<_> = (0..COUNT)
-            .map(|number| {
-                let kubelet = world.kubelet.clone();
-                world.runtime.spawn(async move { kubelet.unpublish(&volume(number)).await })
-            })
-            .collect();
-        for end in ends {
-            world.runtime.block_on(end).unwrap().unwrap();
-        }
+        world.unpublish_together((0..COUNT).map(volume));
         world.check_nothing_left();
     });
 }

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use s3csi_s3_server::store::{Account, Store as _};
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::processes;
-use s3csi_testbed::store::{Account, Store as _};
 use s3csi_testbed::systemd::{beside_systemd, systemctl, units};
 use s3csi_testbed::wait::wait_for;
 use tonic::Code;
@@ -56,7 +56,7 @@ fn a_dead_engine_of_an_earlier_node_plugin_is_replaced_too() {
         world.kill_node();
         systemctl(&["daemon-reload"]);
         world.start_node();
-        world.node().wait_for_log("looked at all units");
+        world.node().wait_for_log("sweeping");
         world.kill_engine();
         world.node().wait_for_log("EngineRemounted");
         wait_for("it is served", || fs::read_dir(&target).is_ok());
@@ -93,15 +93,16 @@ fn freeze(world: &World<'_>) {
 }
 
 #[test]
-fn a_hung_engine_is_replaced_by_the_next_publish() {
+fn a_silent_engine_is_kept_by_a_publish_and_ended_by_an_unpublish() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-hung");
         let world = World::start_beside_systemd(&fixture);
-        let target = world.publish(&volume(1));
-        freeze(&world);
         world.publish(&volume(1));
-        world.check_serves(&target);
+        let (unit, mounts) = (only_unit(), world.mounts());
         freeze(&world);
+        let reason = ["has not answered for", "The mount is kept"];
+        check_refused(world.try_publish(&volume(1)), Code::Unavailable, &reason);
+        assert_eq!((only_unit(), world.mounts()), (unit, mounts), "nothing was replaced");
         world.unpublish(&volume(1));
         world.check_nothing_left();
     });
@@ -254,7 +255,7 @@ fn mount_collision_with_the_older_mount_on_top_uncovers_the_newer() {
 }
 
 #[test]
-fn permission_denied_is_told_and_new_credentials_with_a_restart_of_the_pod_help() {
+fn permission_denied_is_reported_and_new_credentials_with_a_pod_restart_help() {
     beside_systemd(|| {
         let fixture = Fixture::new("systemd-denied");
         let world = World::start_beside_systemd(&fixture);

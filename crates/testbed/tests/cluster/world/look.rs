@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use rustix::process::Pid;
-use s3csi_testbed::cluster::Place;
+use s3csi_testbed::cluster::ClusterHost;
 use s3csi_testbed::processes;
 use serde_json::Value;
 
@@ -55,22 +55,22 @@ pub fn existing_mountpoint_pods() -> BTreeSet<String> {
 
 /// The lines of a node's mount table that mention a text.
 #[track_caller]
-pub fn mounts(place: Place, text: &str) -> Vec<String> {
+pub fn mounts(place: ClusterHost, text: &str) -> Vec<String> {
     let table = std::fs::read_to_string(format!("/proc/{}/mountinfo", node_of(place))).unwrap();
     table.lines().filter(|it| it.contains(text)).map(str::to_owned).collect()
 }
 
 /// The first process of a node.
 #[track_caller]
-fn node_of(place: Place) -> Pid {
+fn node_of(place: ClusterHost) -> Pid {
     let file = CLUSTER.directory().join(place.name()).join("pid");
     let number = std::fs::read_to_string(file).unwrap();
     number.trim().parse().ok().and_then(Pid::from_raw).unwrap()
 }
 
-/// The engines that serve a bucket, whose name nobody else uses. Where one process keeps another alive, it is the other one.
+/// The engines that serve a bucket with a name of its own; without their supervisors.
 pub fn engines_of(bucket: &str) -> Vec<Pid> {
     let all = processes::running("mount-s3", Path::new(bucket));
-    let keepers: Vec<Pid> = all.iter().filter_map(|it| processes::parent(*it)).collect();
-    all.into_iter().filter(|it| !keepers.contains(it)).collect()
+    let supervisors: Vec<Pid> = all.iter().filter_map(|it| processes::parent(*it)).collect();
+    all.into_iter().filter(|it| !supervisors.contains(it)).collect()
 }

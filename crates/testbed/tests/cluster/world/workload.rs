@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{CLUSTER, DRIVER, NODE, wait_for_pod};
-use s3csi_testbed::cluster::Place;
+use s3csi_testbed::cluster::ClusterHost;
 
 /// A bucket, a static volume for it and a claim, all of one name.
 pub struct Volume<'a> {
@@ -99,6 +99,15 @@ impl Workload {
         self
     }
 
+    /// Mounts a volume that it has once more, such as `{"subPath": "part"}`.
+    pub fn with_part(mut self, claim: &str, path: &str, how: Value) -> Self {
+        let mut mount = how;
+        mount["name"] = json!(claim);
+        mount["mountPath"] = json!(path);
+        self.object["spec"]["containers"][0]["volumeMounts"].as_array_mut().unwrap().push(mount);
+        self
+    }
+
     /// Changes how the volume at `/data` is mounted.
     pub fn mounted(mut self, key: &str, value: impl Into<Value>) -> Self {
         self.object["spec"]["containers"][0]["volumeMounts"][0][key] = value.into();
@@ -118,7 +127,7 @@ impl Workload {
         self
     }
 
-    pub fn on(mut self, place: Place) -> Self {
+    pub fn on(mut self, place: ClusterHost) -> Self {
         self.object["spec"]["nodeSelector"]["kubernetes.io/hostname"] = json!(place.name());
         self
     }

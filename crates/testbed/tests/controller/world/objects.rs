@@ -21,7 +21,7 @@ pub struct Workload {
 
 /// A workload Pod that is to be made.
 #[derive(Clone, Debug, Default)]
-pub struct Order {
+pub struct WorkloadOptions {
     /// `None`: the scheduler has not chosen yet.
     pub node: Option<String>,
     pub claims: Vec<String>,
@@ -34,11 +34,11 @@ pub struct Order {
 }
 
 /// A Pod that mounts claims, on a node.
-pub fn on(node: &str, claims: &[&str]) -> Order {
-    Order {
+pub fn on(node: &str, claims: &[&str]) -> WorkloadOptions {
+    WorkloadOptions {
         node: Some(node.to_owned()),
         claims: claims.iter().map(|it| (*it).to_owned()).collect(),
-        ..Order::default()
+        ..WorkloadOptions::default()
     }
 }
 
@@ -49,6 +49,7 @@ pub struct VolumeOrder {
     pub mount_options: Vec<String>,
     pub attributes: BTreeMap<String, String>,
     pub handle: Option<String>,
+    pub secret: Option<String>,
 }
 
 impl World {
@@ -83,15 +84,16 @@ impl World {
             mount_options: options.iter().map(|it| (*it).to_owned()).collect(),
             attributes: all,
             handle: None,
+            secret: None,
         }
     }
 
     pub async fn create_volume(&self, name: &str, order: VolumeOrder) {
-        let VolumeOrder { driver, mount_options, attributes, handle } = order;
+        let VolumeOrder { driver, mount_options, attributes, handle, secret } = order;
         let unique = self.unique(name);
         let handle = handle.unwrap_or_else(|| format!("handle-{unique}"));
         let claim = (self.name.clone(), name.to_owned());
-        let order = cluster::VolumeOrder { driver, mount_options, attributes, handle, claim };
+        let order = cluster::VolumeTemplate { driver, mount_options, attributes, handle, secret, claim };
         self.administrator.create_volume(&unique, order).await.unwrap();
     }
 
@@ -118,11 +120,11 @@ impl World {
         self.volume_api().patch(&self.unique(name), &PatchParams::default(), &patch).await.unwrap();
     }
 
-    pub async fn workload(&self, name: &str, order: Order) -> Workload {
-        let Order { node, claims, volumes, fs_group, namespace, service_account, grace_seconds } = order;
+    pub async fn workload(&self, name: &str, order: WorkloadOptions) -> Workload {
+        let WorkloadOptions { node, claims, volumes, fs_group, namespace, service_account, grace_seconds } = order;
         let namespace = namespace.unwrap_or_else(|| self.name.clone());
         let node = node.map(|it| self.unique(&it));
-        let order = cluster::WorkloadOrder { node, claims, volumes, fs_group, service_account, grace_seconds };
+        let order = cluster::WorkloadTemplate { node, claims, volumes, fs_group, service_account, grace_seconds };
         let pod = self.administrator.create_workload(&namespace, name, order).await.unwrap();
         Workload { name: name.to_owned(), namespace, uid: pod.metadata.uid.unwrap().parse().unwrap() }
     }

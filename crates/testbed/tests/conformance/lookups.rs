@@ -1,0 +1,152 @@
+//! How often the server is asked when many files of one directory are used, and what that means for changes by others.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use s3csi_s3_server::{Config, Effect, Fault, S3Operation, S3Server};
+use s3csi_testbed::engine::EngineMount;
+use s3csi_testbed::wait::{SOON, wait_until};
+
+use crate::world::{World, in_process_with};
+
+/// What others change is seen after this, whatever we do meanwhile.
+const MOMENT: Duration = Duration::from_millis(100);
+
+/// As a server in the same region answers; much longer than anything that happens on this machine.
+const ROUND_TRIP: Duration = Duration::from_millis(15);
+
+const FILES: usize = 40;
+
+fn distant(rule: &str) -> World<S3Server> {
+    let world = in_process_with(rule, Config::default());
+    world.put("many/there", b"");
+    world.store.inject(Fault::new(Effect::Slow(ROUND_TRIP)));
+    world
+}
+
+/// Stores small files one after the other, and so gives the engine reason to expect more.
+fn create(mount: &EngineMount<'_>, names: impl IntoIterator<Item = usize>) {
+    for name in names {
+        fs::write(mount.path(&format!("many/{name}")), format!("content {name}")).unwrap();
+    }
+}
+
+fn looks(world: &World<S3Server>) -> [usize; 2] {
+    [S3Operation::HeadObject, S3Operation::ListObjectsV2].map(|it| world.store.count(it))
+}
+
+#[test]
+fn a_file_that_is_created_after_others_costs_one_request() {
+    let world = distant("created");
+    let mount = world.mount();
+    world.store.forget_requests();
+    create(&mount, 0..FILES);
+    let [heads, lists] = looks(&world);
+    assert_eq!(world.store.count(S3Operation::PutObject), FILES);
+    assert!(heads < FILES / 2 && lists < FILES, "{heads} looks at objects, {lists} lists for {FILES} files");
+    for name in 0..FILES {
+        world.check_object(&format!("many/{name}"), format!("content {name}").as_bytes());
+    }
+    mount.unmount();
+}
+
+#[test]
+fn who_wants_every_look_to_ask_gets_it() {
+    for argument in ["--metadata-ttl=minimal", "--metadata-ttl=0", "--negative-metadata-ttl=minimal"] {
+        let world = distant("asked");
+        let mount = world.engine().writable().argument(argument).mount();
+        world.store.forget_requests();
+        create(&mount, 0..5);
+        let [heads, lists] = looks(&world);
+        assert!(5 <= heads && 5 <= lists, "{argument}: {heads} looks at objects, {lists} lists");
+        mount.unmount();
+    }
+}
+
+#[test]
+fn a_file_of_others_is_found_at_once_where_we_store_nothing() {
+    let world = distant("found");
+    for name in 0..FILES {
+        world.put(&format!("many/{name}"), b"old");
+    }
+    let mount = world.mount();
+    for name in 0..FILES {
+        assert_eq!(fs::read(mount.path(&format!("many/{name}"))).unwrap(), b"old");
+        world.put(&format!("many/new-{name}"), b"new");
+        assert_eq!(fs::read(mount.path(&format!("many/new-{name}"))).unwrap(), b"new");
+    }
+    mount.unmount();
+}
+
+#[test]
+fn a_file_of_others_is_found_after_a_moment_where_we_store_many() {
+    let world = distant("seen");
+    let mount = world.mount();
+    for round in 0..5 {
+        create(&mount, round * 10..round * 10 + 8);
+        let (key, content) = (format!("many/theirs-{round}"), format!("theirs {round}"));
+        let made = Instant::now();
+        world.put(&key, content.as_bytes());
+        // We go on, so that there is always a listing that is just believed.
+        let mut mine = round * 1000 + 1000;
+        while made.elapsed() < MOMENT {
+            create(&mount, [mine]);
+            mine += 1;
+        }
+        assert_eq!(fs::read_to_string(mount.path(&key)).unwrap(), content);
+    }
+    mount.unmount();
+}
+
+#[test]
+fn what_we_made_ourselves_is_there_at_once() {
+    let world = distant("ours");
+    let mount = world.mount();
+    for name in 0..FILES {
+        create(&mount, [name]);
+        assert_eq!(fs::read_to_string(mount.path(&format!("many/{name}"))).unwrap(), format!("content {name}"));
+        fs::rename(mount.path(&format!("many/{name}")), mount.path(&format!("many/moved-{name}"))).unwrap();
+        assert!(fs::exists(mount.path(&format!("many/moved-{name}"))).unwrap());
+        assert!(!fs::exists(mount.path(&format!("many/{name}"))).unwrap());
+        fs::create_dir(mount.path(&format!("many/directory-{name}"))).unwrap();
+        fs::write(mount.path(&format!("many/directory-{name}/file")), "content").unwrap();
+        assert!(fs::metadata(mount.path(&format!("many/directory-{name}"))).unwrap().is_dir());
+    }
+    mount.unmount();
+}
+
+/// Nobody else's file is half overwritten, and nobody sees anything but what is stored.
+#[test]
+fn creating_what_others_created_meanwhile_is_settled_by_who_was_last() {
+    let world = distant("both");
+    let mount = world.mount();
+    for round in 0..5 {
+        create(&mount, round * 10..round * 10 + 8);
+        let key = format!("many/both-{round}");
+        world.put(&key, b"theirs, and longer than ours");
+        fs::write(mount.path(&key), "ours").unwrap();
+        world.check_object(&key, b"ours");
+        assert_eq!(fs::read(mount.path(&key)).unwrap(), b"ours");
+        world.put(&key, b"theirs again");
+        let is_seen = || fs::read(mount.path(&key)).is_ok_and(|it| it == b"theirs again");
+        assert!(wait_until(Instant::now() + SOON, is_seen), "the last one is not seen");
+    }
+    mount.unmount();
+}
+
+#[test]
+fn without_permission_nothing_that_is_there_is_overwritten_after_a_moment() {
+    let world = distant("permission");
+    let mount = world.engine().mount();
+    create(&mount, 0..8);
+    let made = Instant::now();
+    world.put("many/theirs", b"theirs");
+    let mut mine = 8;
+    while made.elapsed() < MOMENT {
+        create(&mount, [mine]);
+        mine += 1;
+    }
+    assert!(fs::write(mount.path("many/theirs"), "ours").is_err());
+    world.check_object("many/theirs", b"theirs");
+    mount.unmount();
+}

@@ -1,0 +1,325 @@
+//! One cluster with the earlier driver, a workload that reads and writes all the time, and the upgrade to our chart.
+
+use std::time::{Duration, Instant};
+
+use s3csi_testbed::cluster::{Cluster, ClusterHost};
+use s3csi_testbed::earlier_driver::{self, EarlierMounter};
+use s3csi_testbed::image;
+use s3csi_testbed::wait::wait_patiently_until;
+use serde_json::{Value, json};
+
+pub const DRIVER: &str = "s3.csi.scality.com";
+pub const NAMESPACE: &str = "kube-system";
+pub const NODE: ClusterHost = ClusterHost::Node(1);
+
+/// Where both drivers keep what belongs to the driver on a node.
+pub const PLUGIN_DIRECTORY: &str = "/var/lib/kubelet/plugins/s3.csi.scality.com";
+
+/// Pods run after some seconds on an idle machine, and kubelet publishes again after one or two minutes; CI machines are not idle.
+const PATIENCE: Duration = Duration::from_mins(4);
+
+const S3_ENDPOINT: &str = "http://10.200.0.1:7070";
+
+/// Keys that differ from those of the cluster's S3 server, whose owner cannot be changed.
+pub const FIRST_KEYS: (&str, &str) = ("first", "first-NeverPrintThis");
+pub const SECOND_KEYS: (&str, &str) = ("second", "second-NeverPrintThis");
+
+pub struct World {
+    pub cluster: Cluster,
+}
+
+/// What a workload does with its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// A Pod that reads one file and writes new ones for as long as it runs, and notes every error.
+pub struct Workload {
+    pub name: String,
+    pub uid: String,
+}
+
+impl World {
+    /// The earlier driver runs and kubelet knows it.
+    pub fn start(name: &str, mounter: EarlierMounter) -> Self {
+        let world = Self::prepare(name);
+        world.install_earlier(mounter);
+        world
+    }
+
+    fn prepare(name: &str) -> Self {
+        let home = tempfile::Builder::new().prefix("s3csi-test-").tempdir_in("/tmp").unwrap();
+        let ours = home.path().join("s3csi.tar");
+        image::write(&ours).unwrap();
+        let [theirs, sidecar] = earlier_driver::write_images(home.path()).unwrap();
+        let world = Self { cluster: Cluster::start(name, 1).unwrap() };
+        for archive in [&ours, &theirs, &sidecar] {
+            world.cluster.load(archive).unwrap();
+        }
+        for keys in [FIRST_KEYS, SECOND_KEYS] {
+            world.create_account(keys);
+        }
+        world.write_driver_keys(FIRST_KEYS);
+        world
+    }
+
+    fn install_earlier(&self, mounter: EarlierMounter) {
+        let chart = earlier_driver::chart().unwrap();
+        let settings = earlier_driver::settings(mounter);
+        let mut arguments = vec!["install", "s3csi", chart.to_str().unwrap(), "--namespace", NAMESPACE];
+        for setting in &settings {
+            arguments.extend(["--set", setting]);
+        }
+        self.cluster.helm(&arguments).unwrap();
+        self.wait_for_rollout("daemonset/s3-csi-node");
+        if mounter == EarlierMounter::Pod {
+            self.wait_for_rollout("deployment/s3-csi-controller");
+        }
+        self.eventually("kubelet knows the earlier driver", || self.is_registered());
+    }
+
+    /// Our chart over theirs, as the documents say, and all of ours ready.
+    pub fn upgrade(&self, more: &[&str]) {
+        let mut arguments = vec!["--reset-values", "--take-ownership"];
+        arguments.extend(more);
+        // The Secret with the driver's keys is the administrator's; installing writes the cluster's own into it.
+        self.cluster.install_driver(NAMESPACE, DRIVER, &arguments).unwrap();
+        self.write_driver_keys(FIRST_KEYS);
+    }
+
+    /// New keys of the driver: in its Secret, and its Pods are restarted as that asks for.
+    pub fn rotate_driver_keys(&self, keys: (&str, &str)) {
+        self.write_driver_keys(keys);
+        self.cluster.kubectl(&["rollout", "restart", "--namespace", NAMESPACE, "daemonset/s3-csi-node"]).unwrap();
+        self.wait_for_rollout("daemonset/s3-csi-node");
+    }
+
+    fn write_driver_keys(&self, (access_key, secret_key): (&str, &str)) {
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "s3-secret", "namespace": NAMESPACE },
+            "stringData": { "access_key_id": access_key, "secret_access_key": secret_key },
+        });
+        self.cluster.apply(&secret.to_string()).unwrap();
+    }
+
+    fn create_account(&self, (access_key, secret_key): (&str, &str)) {
+        let gateway = s3csi_testbed::environment::tool("versitygw").unwrap();
+        let program = gateway.to_str().unwrap();
+        let own = ["--access", "testbed", "--secret", "testbed-NeverPrintThis", "--endpoint-url", S3_ENDPOINT];
+        let user = ["create-user", "--access", access_key, "--secret", secret_key, "--role", "admin"];
+        let mut command = vec![program, "admin", "--allow-insecure"];
+        command.extend(own);
+        command.extend(user);
+        self.cluster.run(ClusterHost::ControlPlane, &command).unwrap();
+    }
+
+    /// A bucket, a volume of it, a claim and a Pod, all of one name; returns when the Pod runs.
+    pub fn start_workload(&self, name: &str, access: Access) -> Workload {
+        self.cluster.create_bucket(name).unwrap();
+        self.cluster.put_object(name, "seed", "seed\n").unwrap();
+        for object in volume(name) {
+            self.cluster.apply(&object.to_string()).unwrap();
+        }
+        self.start_pod(name, access)
+    }
+
+    /// A Pod for a volume that is there.
+    pub fn start_pod(&self, name: &str, access: Access) -> Workload {
+        self.cluster.apply(&pod(name, access).to_string()).unwrap();
+        let path = format!("/api/v1/namespaces/default/pods/{name}");
+        let is_ready = || {
+            let conditions = self.cluster.get(&path).map(|it| it["status"]["conditions"].clone()).unwrap_or_default();
+            conditions.as_array().into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
+        };
+        self.eventually(&format!("Pod {name} is ready"), is_ready);
+        let uid = self.cluster.get(&path).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+        Workload { name: name.to_owned(), uid }
+    }
+
+    /// It has read and written on since the last look, and never met an error.
+    #[track_caller]
+    pub fn check_undisturbed(&self, workload: &Workload) {
+        let before = self.rounds(workload);
+        self.eventually("the workload goes on", || self.rounds(workload) > before + 3);
+        let errors = self.run(workload, "cat /tmp/errors");
+        assert_eq!(errors, "", "the workload met errors");
+    }
+
+    /// Every file that the workload has written is in the bucket.
+    #[track_caller]
+    pub fn check_all_stored(&self, workload: &Workload) {
+        let rounds = self.rounds(workload);
+        let is_stored = |number: u64| self.cluster.object(&workload.name, &format!("written-{number}")).is_some();
+        let missing = || (1..=rounds).filter(|it| !is_stored(*it)).collect::<Vec<_>>();
+        self.eventually("all files are stored", || missing().is_empty());
+    }
+
+    fn rounds(&self, workload: &Workload) -> u64 {
+        self.run(workload, "cat /tmp/rounds").trim().parse().unwrap_or(0)
+    }
+
+    #[track_caller]
+    pub fn run(&self, workload: &Workload, script: &str) -> String {
+        self.cluster.kubectl(&["exec", &workload.name, "--", "sh", "-c", script]).unwrap()
+    }
+
+    /// The line of the mount table that the workload's container sees.
+    pub fn mount_in_container(&self, workload: &Workload) -> String {
+        self.run(workload, "grep ' /data ' /proc/self/mountinfo")
+    }
+
+    /// kubelet has published the volume again since, by the driver that runs now.
+    pub fn wait_for_republish(&self, workload: &Workload) {
+        let published = || {
+            let logs = self.cluster.kubectl(&["logs", "--namespace", NAMESPACE, "daemonset/s3-csi-node", "--tail=-1"]);
+            logs.is_ok_and(|it| it.lines().any(|it| it.contains("NodePublishVolume") && it.contains(&workload.uid)))
+        };
+        self.eventually(&format!("{} is published again", workload.name), published);
+    }
+
+    /// UIDs of the Mountpoint Pods and the volumes they were made for, sorted.
+    pub fn mountpoint_pods(&self) -> Vec<(String, String)> {
+        let pods = self.cluster.get("/api/v1/namespaces/mount-s3/pods").unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let of = |it: &Value| {
+            let volume = &it["metadata"]["labels"][format!("{DRIVER}/volume-name")];
+            (text(&it["metadata"]["uid"]), text(volume))
+        };
+        let mut pods: Vec<_> = pods["items"].as_array().into_iter().flatten().map(of).collect();
+        pods.sort();
+        pods
+    }
+
+    /// The keys that the engine of an earlier Mountpoint Pod reads.
+    pub fn keys_of_mountpoint_pod(&self, uid: &str, volume: &str) -> String {
+        let directory = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~empty-dir/comm/credentials");
+        self.on_node(&format!("cat {directory}/*-{volume}-s3-csi-credentials 2>/dev/null || true"))
+    }
+
+    /// Deletes the Pod and returns when its volumes are gone.
+    pub fn delete_pod(&self, workload: &Workload) {
+        self.cluster.kubectl(&["delete", "pod", &workload.name, "--timeout=180s"]).unwrap();
+    }
+
+    /// What a command printed on the node.
+    #[track_caller]
+    pub fn on_node(&self, script: &str) -> String {
+        self.cluster.run(NODE, &["sh", "-c", script]).unwrap()
+    }
+
+    /// Units of the node that serve mounts.
+    pub fn units(&self) -> Vec<String> {
+        let units = self.on_node("systemctl list-units --all --plain --no-legend 'mount-s3-*' | awk '{ print $1 }'");
+        units.lines().filter(|it| !it.starts_with("mount-s3-umount-")).map(str::to_owned).collect()
+    }
+
+    /// Files with keys in the plugin's directory and below, by name.
+    pub fn key_files(&self) -> Vec<String> {
+        let find = format!("find {PLUGIN_DIRECTORY} -xdev -type f -name '*s3-csi*' 2>/dev/null || true");
+        self.on_node(&find).lines().map(str::to_owned).collect()
+    }
+
+    /// No mount, no unit, no key file and no Mountpoint Pod of any driver is left on the node.
+    #[track_caller]
+    pub fn check_nothing_left(&self) {
+        let leftovers = || {
+            let mounts = self.on_node("grep -c mountpoint-s3 /proc/self/mountinfo || true");
+            let mut found: Vec<String> = Vec::new();
+            if mounts.trim() != "0" {
+                found.push(format!("{} mounts", mounts.trim()));
+            }
+            found.extend(self.units());
+            found.extend(self.key_files());
+            let pods = self.cluster.get("/api/v1/namespaces/mount-s3/pods").unwrap_or_default();
+            let names = pods["items"].as_array().into_iter().flatten();
+            found.extend(names.filter_map(|it| it["metadata"]["name"].as_str().map(|it| format!("Pod {it}"))));
+            found
+        };
+        let is_clean = wait_patiently_until(Instant::now() + PATIENCE, || leftovers().is_empty());
+        assert!(is_clean, "left: {:#?}\n{}", leftovers(), self.describe());
+    }
+
+    #[track_caller]
+    pub fn wait_for_rollout(&self, what: &str) {
+        let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+        let waited = self.cluster.kubectl(&["rollout", "status", "--namespace", NAMESPACE, what, &timeout]);
+        if let Err(error) = waited {
+            panic!("{error}\n{}", self.describe());
+        }
+    }
+
+    fn is_registered(&self) -> bool {
+        let node = self.cluster.get(&format!("/apis/storage.k8s.io/v1/csinodes/{}", NODE.name())).unwrap_or_default();
+        node["spec"]["drivers"].as_array().into_iter().flatten().any(|it| it["name"] == DRIVER)
+    }
+
+    #[track_caller]
+    pub fn eventually(&self, what: &str, condition: impl FnMut() -> bool) {
+        let is_met = wait_patiently_until(Instant::now() + PATIENCE, condition);
+        assert!(is_met, "waited {PATIENCE:?} in vain: {what}\n{}", self.describe());
+    }
+
+    /// All that a person would look at when something does not come about.
+    fn describe(&self) -> String {
+        let look = |arguments: &[&str]| self.cluster.kubectl(arguments).unwrap_or_else(|it| it.to_string());
+        let logs = |what| look(&["logs", "--namespace", NAMESPACE, what, "--all-containers", "--tail=60"]);
+        [
+            look(&["get", "pods", "--all-namespaces", "--output", "wide"]),
+            look(&["describe", "pods", "--namespace", "default"]),
+            look(&["get", "events", "--namespace", NAMESPACE]),
+            logs("daemonset/s3-csi-node"),
+            logs("deployment/s3-csi-controller"),
+        ]
+        .join("\n")
+    }
+}
+
+/// As users of the earlier driver write them: where the store is, is an option of each volume.
+fn volume(name: &str) -> [Value; 2] {
+    let endpoint = format!("endpoint-url {S3_ENDPOINT}");
+    let options = json!(["allow-delete", "allow-overwrite", "region us-east-1", "force-path-style", endpoint]);
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },
+        "spec": {
+            "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteMany"], "storageClassName": "",
+            "claimRef": { "namespace": "default", "name": name }, "mountOptions": options,
+            "csi": { "driver": DRIVER, "volumeHandle": name, "volumeAttributes": { "bucketName": name } },
+        },
+    });
+    let claim = json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": name,
+            "resources": { "requests": { "storage": "1Gi" } },
+        },
+    });
+    [volume, claim]
+}
+
+fn pod(name: &str, access: Access) -> Value {
+    let write = match access {
+        Access::ReadOnly => "",
+        Access::ReadWrite => "echo $round >/data/written-$round 2>>/tmp/errors || echo write $round >>/tmp/errors; ",
+    };
+    let script = format!(
+        "touch /tmp/errors; exec 3</data/seed; round=0; while :; do round=$((round + 1)); \
+         grep -q seed /data/seed 2>>/tmp/errors || echo read $round >>/tmp/errors; {write}\
+         echo $round >/tmp/rounds; sleep 0.2; done"
+    );
+    let is_read_only = access == Access::ReadOnly;
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },
+        "spec": {
+            "terminationGracePeriodSeconds": 1,
+            "nodeSelector": { "kubernetes.io/hostname": NODE.name() },
+            "containers": [{
+                "name": "main", "image": "localhost/busybox:1", "imagePullPolicy": "Never",
+                "command": ["sh", "-c", script],
+                "volumeMounts": [{ "name": "data", "mountPath": "/data" }],
+            }],
+            "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": name, "readOnly": is_read_only } }],
+        },
+    })
+}
