@@ -1,4 +1,4 @@
-{{- /* Names, labels and small decisions that several templates share. */ -}}
+{{- /* Names, labels and conditions that several templates share. */ -}}
 
 {{- define "s3csi.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" -}}
@@ -17,7 +17,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- /*
-Labels that select Pods. Selectors are immutable, so whatever exists stays as it is; see legacySelectors in values.yaml.
+Labels that select Pods. Selectors are immutable, so existing ones are kept; see legacySelectors in values.yaml.
 Takes a dict: root, kind, name, app (a fresh install's label), oldApp and oldName (the earlier chart's labels).
 */ -}}
 {{- define "s3csi.selector" -}}
@@ -52,7 +52,7 @@ app: s3-csi-mounter
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- /* All labels of a Pod: those of the chart, and over them those that select it. Takes a dict: root, selector. */ -}}
+{{- /* All labels of a Pod: those of the chart, overridden by those that select it. Takes a dict: root, selector. */ -}}
 {{- define "s3csi.podLabels" -}}
 {{- toYaml (merge (fromYaml .selector) (fromYaml (include "s3csi.labels" .root))) -}}
 {{- end -}}
@@ -70,7 +70,7 @@ imagePullSecrets:
 {{- end }}
 {{- end -}}
 
-{{- /* The name of an object that is in no namespace: drivers beside each other must not share it. Takes a list: root, name. */ -}}
+{{- /* The name of a cluster-scoped object, distinct for each instance of the driver. Takes a list: root, name. */ -}}
 {{- define "s3csi.clusterName" -}}
 {{- $driver := (index . 0).Values.driverName -}}
 {{- index . 1 -}}{{ if ne $driver "s3.csi.scality.com" }}-{{ $driver }}{{ end -}}
@@ -84,33 +84,103 @@ imagePullSecrets:
 {{- default (printf "/run/%s" .Values.driverName) (trimSuffix "/" .Values.mounter.directory) -}}
 {{- end -}}
 
-{{- /* "true" on OpenShift, otherwise nothing. */ -}}
+{{- /* "true" on OpenShift, otherwise empty. */ -}}
 {{- define "s3csi.isOpenShift" -}}
 {{- if kindIs "invalid" .Values.openshift.enabled -}}
 {{- if .Capabilities.APIVersions.Has "security.openshift.io/v1" }}true{{ end -}}
 {{- else if .Values.openshift.enabled }}true{{ end -}}
 {{- end -}}
 
-{{- /* "true" where volumes are made on demand, otherwise nothing. Values of an older chart may lack the question. */ -}}
+{{- /* "true" with dynamic provisioning, otherwise empty. Values of an older chart may lack the key. */ -}}
 {{- define "s3csi.provisions" -}}
 {{- if dig "csiProvisioner" "enabled" false (default dict .Values.sidecars) }}true{{ end -}}
 {{- end -}}
 
-{{- /* "true" where there is work for the controller, otherwise nothing. */ -}}
+{{- /* "true" if the controller is needed, otherwise empty. */ -}}
 {{- define "s3csi.hasController" -}}
 {{- if or (eq (toString .Values.strategy) "pod") (include "s3csi.provisions" .) }}true{{ end -}}
 {{- end -}}
 
-{{- /* What cannot work together is said here, in one sentence each, and not by a Pod that never starts. Every template begins with it, for Helm
-       takes them in any order. */ -}}
+{{- /* Rejects values that contradict each other with one sentence each, instead of Pods that never start. Every template begins
+       with it, because Helm renders them in any order. */ -}}
 {{- define "s3csi.check" -}}
 {{- if not (hasKey .Values "strategy") -}}
 {{- fail "the values are those of another chart, without the defaults of this one: use --reset-then-reuse-values in place of --reuse-values" -}}
 {{- end -}}
+{{- include "s3csi.checkEarlierValues" . -}}
 {{- if and (eq .Values.strategy "systemd") .Values.tls.caCertConfigMap (not (include "s3csi.provisions" .)) -}}
-{{- fail "tls.caCertConfigMap is of no use with strategy systemd, where engines trust whom the node trusts: install the certificate on the nodes" -}}
+{{- fail "tls.caCertConfigMap is of no use with strategy systemd, whose engines use the certificates of the node: install the certificate on the nodes" -}}
 {{- end -}}
 {{- if and .Values.tls.caCertData (not .Values.tls.caCertConfigMap) -}}
 {{- fail "tls.caCertData needs a name for its ConfigMap: set tls.caCertConfigMap" -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* Values of the Scality chart that mean something else here: one sentence each says what to write instead. */ -}}
+{{- define "s3csi.checkEarlierValues" -}}
+{{- if contains "mountpoint-s3-csi-driver" .Values.image.repository -}}
+{{- fail (printf "image.repository %s is the image of the Scality driver, which does not contain s3csi: set image.repository to the image of s3csi in your registry, and image.tag to its version" .Values.image.repository) -}}
+{{- end -}}
+{{- if and (regexMatch "^v?[12]\\.[0-9]+\\.[0-9]+$" (toString .Values.image.tag)) (hasPrefix "0." .Chart.AppVersion) -}}
+{{- fail (printf "image.tag %v is a version of the Scality driver, and this chart installs s3csi %s: set image.tag to the tag of your s3csi image" .Values.image.tag .Chart.AppVersion) -}}
+{{- end -}}
+{{- if .Values.experimental -}}
+{{- fail "experimental.podMounter belongs to version 1 of the Scality chart: set strategy=pod in place of true or strategy=systemd in place of false, and remove it with --set experimental=null" -}}
+{{- end -}}
+{{- if .Values.node.mountpointInstallPath -}}
+{{- fail "node.mountpointInstallPath belongs to version 1 of the Scality chart: set systemd.engineDirectory if you use strategy systemd, and remove it with --set node.mountpointInstallPath=null" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Checks that need the cluster; without access to one (helm template) they find nothing. */ -}}
+{{- define "s3csi.checkCluster" -}}
+{{- $driver := .Values.driverName -}}
+{{- if kindIs "invalid" (dig "csiProvisioner" "enabled" nil (default dict .Values.sidecars)) -}}
+{{- $used := list -}}
+{{- range (lookup "storage.k8s.io/v1" "StorageClass" "" "").items -}}
+{{- if eq .provisioner $driver -}}{{- $used = append $used (printf "StorageClass %s" .metadata.name) -}}{{- end -}}
+{{- end -}}
+{{- range (lookup "v1" "PersistentVolume" "" "").items -}}
+{{- if eq (dig "annotations" "pv.kubernetes.io/provisioned-by" "" .metadata) $driver -}}{{- $used = append $used (printf "PersistentVolume %s" .metadata.name) -}}{{- end -}}
+{{- end -}}
+{{- if $used -}}
+{{- fail (printf "this driver provisions volumes in this cluster (%s), but dynamic provisioning is not configured: set sidecars.csiProvisioner.enabled=true and sidecars.csiProvisioner.image.repository, or sidecars.csiProvisioner.enabled=false to turn it off" (join ", " (slice $used 0 (min 3 (len $used) | int)))) -}}
+{{- end -}}
+{{- end -}}
+{{- $accounts := list (list "node" .Values.node.serviceAccount) -}}
+{{- if include "s3csi.hasController" . -}}{{- $accounts = append $accounts (list "controller" .Values.controller.serviceAccount) -}}{{- end -}}
+{{- range $accounts -}}
+{{- $account := index . 1 -}}
+{{- if and (not $account.create) (lookup "v1" "Namespace" "" "kube-system") (not (lookup "v1" "ServiceAccount" $.Release.Namespace $account.name)) -}}
+{{- fail (printf "%s.serviceAccount.create is false, but service account %s/%s does not exist: create it and its roles, or set %s.serviceAccount.create=true" (index . 0) $.Release.Namespace $account.name (index . 0)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* "true" if an object in the cluster belongs to this release, otherwise empty. Takes a list: root, object. */ -}}
+{{- define "s3csi.isOwned" -}}
+{{- $root := index . 0 -}}
+{{- $annotations := dig "metadata" "annotations" dict (index . 1) -}}
+{{- if and (eq (dig "meta.helm.sh/release-name" "" $annotations) $root.Release.Name) (eq (dig "meta.helm.sh/release-namespace" "" $annotations) $root.Release.Namespace) }}true{{ end -}}
+{{- end -}}
+
+{{- /* "true" while this release replaces the Scality chart, otherwise empty. */ -}}
+{{- define "s3csi.takesOver" -}}
+{{- $node := lookup "apps/v1" "DaemonSet" .Release.Namespace "s3-csi-node" -}}
+{{- if regexMatch "^(scality|aws)-mountpoint-s3-csi-driver-" (dig "metadata" "labels" "helm.sh/chart" "" $node) }}true{{ end -}}
+{{- end -}}
+
+{{/* Arguments of every mounter, as a YAML list. */}}
+{{- define "s3csi.supervisorArguments" -}}
+- --standby={{ ternary "on" "off" .Values.supervisor.standby }}
+- --longest-outage={{ .Values.supervisor.longestOutage }}
+- --frozen-after={{ .Values.supervisor.frozenAfter }}
+- --stuck-after={{ .Values.supervisor.stuckAfter }}
+- --drain-time={{ .Values.supervisor.drainTime }}
+{{- end }}
+
+{{/* A duration such as 1m30s in whole seconds. */}}
+{{- define "s3csi.seconds" -}}
+{{- $begin := toDate "2006" "2000" -}}
+{{- sub ($begin | mustDateModify . | unixEpoch | int64) ($begin | unixEpoch | int64) -}}
+{{- end }}
