@@ -1,4 +1,4 @@
-# For those who have a container builder. `make image` writes an image of the same files without one, and reproducibly.
+# For users of a container builder. `make image` writes an image of the same files without one, reproducibly.
 #   docker build --tag s3csi --build-arg VERSION=0.1.0 .
 FROM rust:1.95-bookworm AS build
 RUN apt-get update && apt-get install --yes --no-install-recommends \

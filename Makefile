@@ -1,11 +1,11 @@
-# s3csi: the menu. `make` alone prints it.
+# All targets of s3csi; `make` without arguments prints them.
 #
 # One rule keeps builds short: cargo is always called for the whole workspace and the release profile. With `-p` it would
-# choose other features for shared dependencies and compile them, and the C code of the engine, a second time.
+# select other features for shared dependencies and compile them, and the C code of the engine, a second time.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-# Targets are steps, and each step already uses all cores.
+# Targets run one after the other: each already uses all cores.
 .NOTPARALLEL:
 
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/s3csi
@@ -16,67 +16,77 @@ export S3CSI_LOG_DIR ?= $(CACHE)/logs
 export S3CSI_TOOLS ?= $(CACHE)/tools/bin
 
 CARGO_FLAGS := --release --locked --workspace
-# Asked only when needed: `make setup` must be able to say that Rust is missing.
+# Expanded lazily: `make setup` must be able to report that Rust is missing.
 BINARIES = $(CARGO_TARGET_DIR)/$(shell rustc --print host-tuple)/release
 CARGO_TEST := cargo test $(CARGO_FLAGS)
+PROGRAMS := s3csi s3csi-mounter mount-s3 s3csi-testbed
 ISOLATED := scripts/isolated.sh
 
-# Which test program belongs to which stage. The architecture test fails when one of them is in no list.
-UNIT_TESTS := generated mounter mountpoint_pod
+# The test programs of each stage. The architecture test fails when a test program is in no list.
+UNIT_TESTS := generated mounter mountpoint_pod reference
 NODE_TESTS := fixture host node
 ENGINE_TESTS := conformance resume
 SANITY_TESTS := sanity
 SYSTEMD_TESTS := systemd
 CONTROLLER_TESTS := controller
 CLUSTER_TESTS := cluster
-# They mostly wait for Pods, all in one cluster.
+# These tests mostly wait for Pods, all in one cluster.
 CLUSTER_TEST_THREADS := 6
+TAKEOVER_TESTS := takeover
 CHART_TESTS := chart
 PROVISION_TESTS := provision
 POD_TESTS := pod
 ARCHITECTURE_TESTS := architecture
 tests = $(addprefix --test ,$(1))
-# Without a name cargo would run everything, so an empty list is an error and not an empty stage.
-isolated_tests = $(if $(1),$(ISOLATED) $(CARGO_TEST) $(call tests,$(1)),@echo '$@: no test program is listed in the Makefile' >&2; exit 1)
+# Without a name cargo would run all tests, so an empty list is an error.
+isolated_tests = $(if $(1),$(ISOLATED) $(CARGO_TEST) $(call tests,$(1)),@echo '$@: the Makefile lists no test program' >&2; exit 1)
 
-# A trial must not overwrite the figures of a real run.
+# A quick trial must not overwrite the results of a real run.
 BENCHMARKS := $(if $(findstring --quick,$(ARGS)),$(CACHE)/benchmarks-quick.md,docs/benchmarks.md)
 
 IMAGE := $(CACHE)/image/s3csi.tar
 CLUSTER := $(CACHE)/cluster
 NODES ?= 2
 
-# Inside `make test` the stage "build" has already done this.
+# Within `make test` the stage "build" has already run.
 BUILT := $(if $(IN_SUITE),,build)
 
 ##@ Start here
-demo: setup build ## Tour of the product on this machine, no cluster needed (ARGS=--keep leaves it running)
+demo: setup programs ## Tour of the product on this machine, without a cluster (ARGS=--keep leaves it running)
 	@$(ISOLATED) $(BINARIES)/s3csi-testbed demo $(ARGS)
 
 test: ## Everything CI runs, with a table of stage times at the end
-	@scripts/suite.sh setup format tools kube build test-architecture test-unit test-node test-pod test-systemd test-sanity test-engine test-controller test-provision test-chart test-cluster test-logs test-leftovers lint
+	@scripts/suite.sh setup format tools kube build test-architecture test-unit test-node test-pod test-systemd test-systemd-257 test-sanity test-engine test-controller test-provision test-chart test-cluster test-takeover test-logs test-leftovers docs lint
 
 ##@ Build
 setup: ## Install the Debian packages that are missing
 	@scripts/setup.sh
 
-tools: ## Build the pinned Go programs that tests run against (versitygw, csi-sanity, helm, csi-provisioner)
+tools: ## Build the pinned Go programs that tests use (versitygw, csi-sanity, helm, csi-provisioner, actionlint, an earlier driver)
 	@scripts/tools.sh
 
-kube: ## Build the Kubernetes that tests and `make cluster` run, once (eight minutes on two cores)
+kube: ## Build the Kubernetes for tests and `make cluster`, once (eight minutes on two cores)
 	@scripts/kube.sh
 
-build: ## Compile all programs and tests, once, statically linked
+build: ## Compile all programs and tests, statically linked
 	cargo build $(CARGO_FLAGS) --all-targets
 
-update-generated: ## Write the generated files anew (CSI code, the definition of attachments, Mountpoint Pods)
-	UPDATE=1 $(CARGO_TEST) --test generated --test mountpoint_pod
+# The same features as `make build`, which therefore reuses everything that this compiles.
+programs: ## Compile the programs only, not the tests
+	@echo 'compiling $(PROGRAMS) (several minutes on a fresh machine)'
+	cargo build $(CARGO_FLAGS) $(addprefix --bin ,$(PROGRAMS))
+
+docs: ## Build the documentation site strictly; dead links and anchors fail (scripts/docs.sh serve: live preview)
+	@scripts/docs.sh
+
+update-generated: $(BUILT) ## Rewrite the generated files (CSI code, CRD, Mountpoint Pods, reference pages)
+	UPDATE=1 $(CARGO_TEST) --test generated --test mountpoint_pod --test reference
 
 ##@ Test one thing
-test-unit: $(BUILT) ## Rules and protocols; needs no root
+test-unit: $(BUILT) ## Rules and protocols, without root
 	$(CARGO_TEST) --lib --bins $(call tests,$(UNIT_TESTS))
 
-test-architecture: $(BUILT) ## Who may depend on what and call what; licences
+test-architecture: $(BUILT) ## Dependency and layering rules, licences, documents
 	$(CARGO_TEST) $(call tests,$(ARCHITECTURE_TESTS))
 
 test-node: $(BUILT) ## Host and node plugin with real mounts; needs root
@@ -88,62 +98,77 @@ test-engine: $(BUILT) $(if $(IN_SUITE),,tools) ## Conformance of the engine agai
 test-sanity: $(BUILT) $(if $(IN_SUITE),,tools) ## csi-sanity against the node plugin's socket; needs root
 	$(call isolated_tests,$(SANITY_TESTS))
 
-test-systemd: $(BUILT) ## Strategy systemd, each test beside a real systemd of its own; needs root
+test-systemd: $(BUILT) ## Strategy systemd, each test with its own real systemd; needs root
 	$(CARGO_TEST) $(call tests,$(SYSTEMD_TESTS))
 
-# The test program, its logs and the checkout are visible in the other root at the same paths.
-test-systemd-257: $(BUILT) ## The same beside the systemd of Debian 13, in a root of its packages; needs root
+# The test program, its logs and the checkout are visible in the other root directory at the same paths.
+test-systemd-257: $(BUILT) ## The same with systemd 257, in a root directory of Debian 13 packages; needs root
 	@scripts/systemd-root.sh
 	@mkdir -p $(S3CSI_LOG_DIR)
 	SYSTEMD_ROOT=$(CACHE)/systemd-257 SYSTEMD_SHARE="$(CARGO_TARGET_DIR) $(S3CSI_LOG_DIR)" \
 	  $(CARGO_TEST) $(call tests,$(SYSTEMD_TESTS))
 
-test-cluster: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The image, and the driver in a real cluster: kubelet, containerd, Pods; needs root
+test-cluster: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The image and the driver in a real cluster: kubelet, containerd, Pods; needs root
 	$(call isolated_tests,$(CLUSTER_TESTS)) -- --test-threads $(CLUSTER_TEST_THREADS)
 
-test-controller: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The controller of strategy pod beside a real API server
+# The subset that `make test` runs; without a filter all of it.
+TAKEOVER_FILTER := $(if $(IN_SUITE),units_of_version_1_serve_on)
+
+test-takeover: $(BUILT) $(if $(IN_SUITE),,tools kube) ## Upgrades from an earlier driver in a real cluster, with running workloads; needs root
+	$(call isolated_tests,$(TAKEOVER_TESTS)) $(TAKEOVER_FILTER) -- --test-threads 2
+
+test-controller: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The controller of strategy pod with a real API server
 	$(CARGO_TEST) $(call tests,$(CONTROLLER_TESTS))
 
-test-provision: $(BUILT) $(if $(IN_SUITE),,tools) ## Volumes on demand against two S3 servers; needs root
+test-provision: $(BUILT) $(if $(IN_SUITE),,tools) ## Dynamic provisioning against two S3 servers; needs root
 	$(call isolated_tests,$(PROVISION_TESTS))
 
-test-pod: $(BUILT) $(if $(IN_SUITE),,tools kube) ## Strategy pod on one node, beside a real API server; needs root
+test-pod: $(BUILT) $(if $(IN_SUITE),,tools kube) ## Strategy pod on one node with a real API server; needs root
 	$(call isolated_tests,$(POD_TESTS))
 
-test-chart: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The Helm chart: every value, the arguments it passes, installing and upgrading it
+test-chart: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The Helm chart: every value, the arguments it passes, install and upgrade
 	$(CARGO_TEST) $(call tests,$(CHART_TESTS))
 
-test-logs: ## No secret value is in any log of the last `make test`
+test-logs: ## Search all logs of the last `make test` for secret values
 	@scripts/logs.sh
 
-test-leftovers: ## Nothing of the last `make test` still runs, is mounted or lies around
+test-leftovers: ## Check that the last `make test` left no process, mount or directory behind
 	@scripts/leftovers.sh check
 
-lint: format ## Format, clippy (pedantic), shellcheck
+lint: format $(if $(IN_SUITE),,tools) ## Format, clippy (pedantic), shellcheck, actionlint
 	shellcheck --external-sources .ci/run scripts/*.sh scripts/cluster/*.sh
+	$(S3CSI_TOOLS)/actionlint
 	cargo clippy $(CARGO_FLAGS) --all-targets -- --deny warnings
 
-format: ## Is every Rust file formatted? (cargo fmt repairs it)
+format: ## Check the format of all Rust files (cargo fmt repairs it)
 	cargo fmt --all --check
 
-soak: $(BUILT) ## The stress of the engine's successors with a hundred kills; needs root
+# Names of property tests of parsers that read what a tenant, a Mountpoint Pod or a store wrote.
+PARSER_PROPERTIES := never_panic never_half_understood as_it_is_written as_it_was_read forge_an_entry one_prefix different_prefixes \
+  different_options_never_share positional rendering_is_stable blocked_option_survives add_a_line_to_the_profile fits_and_is_harmless \
+  as_they_are_written as_they_were_written makes_the_parser_panic survives_the_kernels_escapes panic_or_shows_a_token corrupted_table
+
+soak: $(BUILT) ## The engine failover stress test with a hundred kills, and a million cases of each parser's property tests; needs root
 	S3CSI_SOAK_KILLS=100 $(ISOLATED) $(CARGO_TEST) --test resume stress -- --nocapture
+	S3CSI_SOAK_MOVES=30 $(ISOLATED) $(CARGO_TEST) --test pod moves_leak_no_descriptors
+	S3CSI_FSX_OPERATIONS=20000 $(ISOLATED) $(CARGO_TEST) --test conformance fsx
+	PROPTEST_CASES=$(or $(CASES),1000000) $(CARGO_TEST) --lib --bins -- $(PARSER_PROPERTIES)
 
 ##@ Measure and ship
-bench: setup tools kube build ## Publish latency, controller with 5 000 workloads, data path beside s3fs and rclone, pauses of dying engines, to docs/benchmarks.md (ARGS=--quick tries it out)
+bench: setup tools kube build ## Publish latency, controller scale, data path against s3fs and rclone, failover; writes docs/benchmarks.md (ARGS=--quick: trial)
 	@scripts/peers.sh
-	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench publish --output $(BENCHMARKS) $(ARGS)
-	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench pod --output $(BENCHMARKS) $(ARGS)
-	@$(BINARIES)/s3csi-testbed bench controller --output $(BENCHMARKS) $(ARGS)
-	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench data --output $(BENCHMARKS) $(ARGS)
-	@scripts/with-systemd.sh $(BINARIES)/s3csi-testbed bench systemd --output $(BENCHMARKS) $(ARGS)
-	@$(ISOLATED) $(BINARIES)/s3csi-testbed bench resume --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-bench publish --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-bench pod --output $(BENCHMARKS) $(ARGS)
+	@$(BINARIES)/s3csi-bench controller --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-bench data --output $(BENCHMARKS) $(ARGS)
+	@scripts/with-systemd.sh $(BINARIES)/s3csi-bench systemd --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-bench resume --output $(BENCHMARKS) $(ARGS)
 
-image: $(BUILT) ## The container image, as an OCI archive (loads into containerd, skopeo, podman)
+image: $(BUILT) ## Write the container image as an OCI archive (for containerd, skopeo, podman)
 	@scripts/image.sh $(BINARIES) $(IMAGE) $(IMAGE_NAME)
 
 cluster: IMAGE_NAME := localhost/s3csi:test
-cluster: setup tools kube image ## A throw-away cluster on this machine with the driver installed (NODES=2), until `make cluster-down`; needs root
+cluster: setup tools kube image ## Boot a disposable cluster on this machine with the driver installed (NODES=2); needs root
 	@scripts/cluster.sh up $(CLUSTER) $(NODES)
 	@scripts/cluster.sh load $(CLUSTER) $(IMAGE)
 	@scripts/cluster.sh install $(CLUSTER)
@@ -151,18 +176,18 @@ cluster: setup tools kube image ## A throw-away cluster on this machine with the
 	@echo 'Use it:            $(CLUSTER)/kubectl get pods --all-namespaces'
 	@echo 'Your first volume: $(CLUSTER)/kubectl apply -f docs/examples/static-volume.yaml'
 
-cluster-down: ## End that cluster
+cluster-down: ## Remove that cluster
 	@scripts/cluster.sh down $(CLUSTER)
 
-##@ House
-clean: ## Remove what was compiled and logged (the tools stay; clean-tools removes them)
+##@ Housekeeping
+clean: ## Remove build output, logs and the site (clean-tools removes the tools)
 	cargo clean
-	rm -rf -- $(CACHE)/logs $(CACHE)/image
+	rm -rf -- $(CACHE)/logs $(CACHE)/image $(CACHE)/site
 
-clean-tools: ## Remove the Go programs, Kubernetes, the benchmark's peers and the other systemd
-	rm -rf -- $(CACHE)/tools $(CACHE)/peers $(CACHE)/systemd-257
+clean-tools: ## Remove the Go programs, Kubernetes, benchmark peers, documentation tools and systemd 257
+	rm -rf -- $(CACHE)/tools $(CACHE)/peers $(CACHE)/systemd-257 $(CACHE)/docs-*
 
-help: ## This list
+help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } \
 	  /^##@ / { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))

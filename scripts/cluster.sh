@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # A real Kubernetes cluster (etcd, API server, controller manager, scheduler; nodes with systemd, containerd and kubelet)
-# and an S3 server, in namespaces of this machine. Nothing of it is visible outside but its directory and its cgroups, and all its
-# processes end with the first of them. Pods reach the S3 server at http://10.200.0.1:7070.
+# and an S3 server, in namespaces of this machine. Only its directory and its cgroups are visible outside, and all its processes end
+# with the first of them. Pods reach the S3 server at http://10.200.0.1:7070.
 #
-#   cluster.sh up DIRECTORY [NODES]          boot; returns when Pods can be made
-#   cluster.sh hold DIRECTORY [NODES]        the same, says `ready`, and takes it down when standard input ends
+#   cluster.sh up DIRECTORY [NODES]          boot; returns when Pods can be created
+#   cluster.sh hold DIRECTORY [NODES]        the same, prints `ready`, and removes it when standard input ends
 #   cluster.sh down DIRECTORY
 #   cluster.sh kubectl DIRECTORY ARGUMENTS…  as the cluster's administrator
 #   cluster.sh on DIRECTORY cp|nodeN COMMAND…
 #   cluster.sh load DIRECTORY IMAGE.tar…     into every node
 #   cluster.sh helm DIRECTORY ARGUMENTS…     as the cluster's administrator
 #   cluster.sh install DIRECTORY [NAMESPACE DRIVER-NAME [HELM-ARGUMENTS…]]
-#                                            the chart as release `s3csi`, with the keys of the S3 server; the image has to be loaded
+#                                            the chart as release `s3csi`, with the keys of the S3 server; load the image first
 #   cluster.sh service DIRECTORY cp|nodeN start|stop|restart|kill NAME
 #                                            cp: etcd apiserver controller-manager scheduler versitygw; nodeN: containerd kubelet
 #   cluster.sh kill-node | start-node DIRECTORY NUMBER
@@ -28,7 +28,7 @@ source "$here/cluster/namespaces.sh"
 source "$here/oci.sh"
 
 readonly TOOLS=${S3CSI_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/tools/bin}
-# A key that everybody knows opens nothing but this throw-away server; a search through all logs finds it if it is printed.
+# A well-known key of this disposable server; its value lets a search through all logs find it if it is printed.
 readonly S3_ACCESS_KEY=testbed S3_SECRET_KEY=testbed-NeverPrintThis
 readonly S3_ENDPOINT=http://10.200.0.1:7070
 
@@ -51,12 +51,12 @@ first_process() {
   cat "$DIRECTORY/$1/pid" 2>/dev/null || fail "$1 does not run; is there a cluster in $DIRECTORY?"
 }
 
-# cgroups_of cp|nodeN: one directory per hierarchy. They lie below those that the cluster was started in, which need not be ours.
+# cgroups_of cp|nodeN: one directory per hierarchy, below the cgroups that the cluster was started in.
 cgroups_of() {
   if [[ $1 == cp ]]; then cat "$DIRECTORY/cgroups"; else sed "s|\$|/$1|" "$DIRECTORY/cgroups"; fi
 }
 
-# inside cp|nodeN COMMAND…: the cgroups have to be joined first, for entering their namespace moves nobody.
+# inside cp|nodeN COMMAND…: joins the cgroups first, because entering their namespace does not move the process.
 inside() (
   where=$1
   shift
@@ -95,7 +95,7 @@ make_certificates() {
   "$TOOLS/kube" pki "$DIRECTORY/pki" https://10.200.0.1:443 "${names[@]}"
 }
 
-# A shell for workloads, and what holds the namespaces of every Pod open.
+# The image of workloads, a shell, and the pause image.
 make_images() {
   local applet root=$DIRECTORY/images/busybox
   mkdir -p "$root"/{bin,etc,root,run,var,mnt,tmp,usr}
@@ -107,7 +107,7 @@ make_images() {
   ln -s ../bin "$root/usr/bin"
   printf 'root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$root/etc/passwd"
   printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
-  # The second name is how a kubelet spells out the `busybox:1` of the documents' examples.
+  # The second name is how kubelet resolves `busybox:1` in the examples of the documentation.
   oci_image "$root.tar" localhost/busybox:1 "$root" '"Cmd":["/bin/sh"],"Env":["PATH=/bin"]' >/dev/null
   oci_image "$DIRECTORY/images/busybox-1.tar" docker.io/library/busybox:1 "$root" '"Cmd":["/bin/sh"],"Env":["PATH=/bin"]' >/dev/null
   oci_image "$DIRECTORY/images/pause.tar" localhost/pause:1 "$root" '"Entrypoint":["/bin/sleep","2147483647"]' >/dev/null
@@ -119,7 +119,7 @@ start_control_plane() {
   own_cgroups | awk -v id="$id" '{ print $3 "/" id }' >"$DIRECTORY/cgroups"
   mkdir -p "$DIRECTORY"/cp/{run,certificates}
   rm -f "$DIRECTORY/cp/run/"*
-  # With `hold`, everything dies with this script, even if nothing of it can run any more.
+  # With `hold`, everything ends with this script, even if the script is killed.
   [[ $1 == up ]] || init=(setpriv --pdeathsig KILL)
   (
     enter_cgroup "$id"
@@ -130,8 +130,8 @@ start_control_plane() {
   wait_for_file "$DIRECTORY/cp/run/started" "$DIRECTORY/logs/control-plane.log" "the control plane"
 }
 
-# Started from inside the outer namespaces, so that it ends with them. Its first process has to be found again from here:
-# the one whose numbers in the last two namespaces are those that were noted inside.
+# Started from inside the outer namespaces, so that it ends with them. Its first process has to be found from here: the one whose
+# PIDs in the innermost two namespaces are those recorded inside.
 start_node() {
   local number=$1 own=$DIRECTORY/node$1 process numbers
   mkdir -p "$own"/{run,certificates}
@@ -149,7 +149,7 @@ start_node() {
   [[ -s $own/pid ]] || fail "node$number has no first process"
 }
 
-# In the outer namespaces: the node's own ones below them, and a wire between the two.
+# In the outer namespaces: creates the node's namespaces below them, and a veth pair between the two.
 spawn_node() {
   local number=$1 own=$DIRECTORY/node$1 init
   (
@@ -164,7 +164,7 @@ spawn_node() {
   ip route replace "10.244.$number.0/24" via "10.200.0.$((10 + number))"
 }
 
-# A node that is Ready is not enough: Pods are refused until their service account is there.
+# A Ready node is not enough: Pods are rejected until their service account exists.
 wait_until_usable() {
   local nodes=$1 started=$SECONDS
   while ((SECONDS - started < 180)); do
@@ -183,9 +183,9 @@ up() {
   check_machine
   sweep
   mkdir -p "$DIRECTORY"
-  # The lock is inherited by the cluster's first process: as long as it is held, somebody of the cluster lives.
+  # The cluster's processes inherit the lock: while it is held, the cluster runs.
   exec 9>"$DIRECTORY/lock"
-  flock --nonblock 9 || fail "there is a cluster in $DIRECTORY already; take it down first: $0 down $DIRECTORY"
+  flock --nonblock 9 || fail "a cluster already runs in $DIRECTORY; remove it first: $0 down $DIRECTORY"
   if [[ -n ${CLUSTER_LOGS:-} ]]; then
     mkdir -p "$CLUSTER_LOGS"
     ln -sfnT "$CLUSTER_LOGS" "$DIRECTORY/logs"
@@ -201,7 +201,7 @@ up() {
     start_node "$number" &
     pids+=($!)
   done
-  # Never a bare wait: the control plane is a child too, and it does not end.
+  # No bare wait: the control plane is also a child, and does not end.
   for pid in "${pids[@]}"; do wait "$pid" || fail "a node did not start; logs: $DIRECTORY/logs"; done
   say "waiting until the nodes are ready"
   wait_until_usable "$nodes"
@@ -215,9 +215,9 @@ up() {
 down() {
   local first try
   first=$(cat "$DIRECTORY/cp/pid" 2>/dev/null) || true
-  # The number may belong to somebody else by now.
+  # The PID may have been reused.
   if [[ -n $first ]] && tr '\0' ' ' 2>/dev/null <"/proc/$first/cmdline" | grep --quiet --fixed-strings "control-plane.sh $DIRECTORY "; then
-    # With the first process the kernel ends everybody in its namespace, and in those below.
+    # The kernel ends all processes of the namespace, and of those below, with the first process.
     kill -KILL "$first"
     for ((try = 0; try < 500; try++)); do
       [[ -e /proc/$first ]] || break
@@ -234,13 +234,13 @@ remove_cgroups_of() {
   while read -r cgroup; do remove_cgroup "$cgroup"; done < <(cgroups_of "$1")
 }
 
-# Removes what is left of clusters whose owners were killed.
+# Removes remains of clusters whose owners were killed.
 sweep() {
   local lock
   for lock in /tmp/s3csi-cluster-*/lock; do
     [[ -e $lock ]] || continue
     if flock --nonblock "$lock" true; then
-      say "removing what is left of $(dirname "$lock")"
+      say "removing the remains of $(dirname "$lock")"
       "$self" down "$(dirname "$lock")"
     fi
   done
@@ -252,7 +252,7 @@ hold() {
   trap 'exit 143' TERM
   up hold "$1"
   echo ready
-  # Nobody writes; whoever holds the other end lets go of it, dead or alive. Without the lock: this may outlive the cluster for a moment.
+  # Returns when the owner closes the other end or dies. Without the lock, because this may briefly outlive the cluster.
   cat >/dev/null 9>&-
 }
 
@@ -283,7 +283,7 @@ kill_node() {
     [[ -e /proc/$first/ns/pid ]] || break
     sleep 0.02
   done
-  # A dead node has no cgroups. Left-over ones would cost the next kubelet three seconds each.
+  # Remove the cgroups of the dead node: each remaining one delays the next kubelet by three seconds.
   remove_cgroups_of "node$1"
 }
 
@@ -317,14 +317,14 @@ KEYS
     [[ -z $(kubectl get --namespace "$namespace" "$part" --ignore-not-found --output name) ]] ||
       kubectl rollout status --namespace "$namespace" "$part" --timeout 120s >&2
   done
-  # Nobody but people may replace it, so it has no rollout to ask for.
+  # Its update strategy is OnDelete, so there is no rollout to wait for.
   [[ -z $(kubectl get --namespace "$namespace" daemonset/s3-csi-mounter --ignore-not-found --output name) ]] ||
     kubectl wait --namespace "$namespace" --for condition=Ready pod --selector app=s3-csi-mounter --timeout 120s >&2
   wait_for_registration "$driver" ||
     fail "kubelet does not know the driver after 30 s; try: $self kubectl $DIRECTORY logs --namespace $namespace daemonset/s3-csi-node"
 }
 
-# A Pod that comes before kubelet knows the driver would wait for kubelet's back-off.
+# A Pod created before kubelet knows the driver would wait for kubelet's back-off.
 wait_for_registration() {
   local try registered nodes
   for ((try = 0; try < 150; try++)); do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes the container image as an OCI archive: our static programs, a CA bundle and the licences; no shell, no base image.
-# The same programs give the same bytes, so the digest that is printed says what is in it.
+# The image is reproducible: the same programs give the same digest, which is printed.
 # Usage: scripts/image.sh PROGRAMS-DIRECTORY OUTPUT.tar [NAME]
 #        scripts/image.sh PROGRAMS-DIRECTORY DIRECTORY/    only the files, for the Dockerfile
 set -euo pipefail
@@ -11,16 +11,16 @@ source scripts/narrate.sh
 source scripts/oci.sh
 
 readonly PROGRAMS=(s3csi s3csi-mounter mount-s3)
-# The engine's own client refuses to start without a trust store, even for endpoints without TLS.
+# The engine's S3 client does not start without a trust store, even for endpoints without TLS.
 readonly CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
 readonly LIMIT_MEGABYTES=20
 
-# Every licence text of what is linked into the programs, once, under the names of those it belongs to.
+# Prints every licence text of the linked packages once, with the names of the packages.
 third_party_licences() {
   local registry package version file hash library list
   list=$(mktemp --directory "$work/licences.XXXXXX")
   registry=${CARGO_HOME:-$HOME/.cargo}/registry/src
-  # Only tells names and versions; nothing is compiled.
+  # Lists names and versions; compiles nothing.
   cargo tree --locked --offline --edges normal --prefix none --format '{p}' \
     --package s3csi-driver --package s3csi-mounter --package s3csi-engine |
     awk 'NF && $3 !~ /^\(\// { print $1, substr($2, 2) }' | LC_ALL=C sort --unique >"$list/packages"

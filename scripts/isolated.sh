@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command in a mount namespace of its own. Its mounts vanish with it, and no container started meanwhile on this
-# machine can pin one of them (a pinned FUSE mount keeps its engine alive after the unmount).
+# Runs a command in its own mount namespace. Its mounts disappear with it, and no container started meanwhile on this machine
+# can pin one of them (a pinned FUSE mount keeps its engine alive after the unmount).
 # Usage: scripts/isolated.sh command arguments…
 set -euo pipefail
 # shellcheck source=scripts/narrate.sh

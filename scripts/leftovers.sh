@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Proves that the suite cleaned up behind itself: no process of ours, FUSE mount, cgroup or temporary directory is there that was
-# not there before it. (Each test's fixture looks for its own; this finds what no fixture felt responsible for.)
+# Checks that the suite cleaned up: no process of ours, FUSE mount, cgroup or temporary directory exists that did not exist before.
+# Each test's fixture checks its own; this finds what no fixture covers.
 # Usage: scripts/leftovers.sh record | check
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,14 +11,14 @@ source scripts/narrate.sh
 : "${S3CSI_TOOLS:?is set by the Makefile; run this through make}"
 
 readonly BEFORE=$S3CSI_LOG_DIR/stages/before
-# The end of a process is seen a moment after its parent saw it.
+# A process disappears a moment after its parent has reaped it.
 readonly PATIENCE_SECONDS=5
 
 present() {
   local process program
   for process in /proc/[0-9]*; do
     program=$(readlink "$process/exe" 2>/dev/null) || continue
-    # A program that was built anew meanwhile is the same process as before.
+    # A rebuilt program file does not make it another process.
     program=${program% (deleted)}
     case $program in
       "$CARGO_TARGET_DIR"/*/mount-s3* | "$CARGO_TARGET_DIR"/*/s3csi* | "$(readlink -f "$S3CSI_TOOLS/..")"/*)
@@ -34,14 +34,14 @@ present() {
 case ${1:-} in
   record) present | sort >"$BEFORE" ;;
   check)
-    [[ -e $BEFORE ]] || fail "only \`make test\` knows what was there before; run that"
+    [[ -e $BEFORE ]] || fail "the state before the tests is unknown; run: make test"
     for ((second = 0; second < PATIENCE_SECONDS; second++)); do
       left=$(comm -13 "$BEFORE" <(present | sort))
       [[ -n $left ]] || break
       sleep 1
     done
-    [[ -z $left ]] || fail "the suite left something behind:"$'\n'"$left"
-    say "nothing is left behind"
+    [[ -z $left ]] || fail "the suite left this behind:"$'\n'"$left"
+    say "nothing was left behind"
     ;;
   *) fail "usage: scripts/leftovers.sh record | check" ;;
 esac

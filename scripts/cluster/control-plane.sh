@@ -12,7 +12,7 @@ source "$here/namespaces.sh"
 readonly DIRECTORY=$1 KUBE=$2 VERSITYGW=$3
 readonly RUN=$DIRECTORY/cp/run LOGS=$DIRECTORY/logs PKI=$DIRECTORY/pki
 
-# supervise NAME COMMAND…: starts it, and starts it again a moment after it ended, unless the file NAME.down forbids it.
+# supervise NAME COMMAND…: starts it, and restarts it shortly after it ended unless the file NAME.down exists.
 supervise() {
   local name=$1
   shift
@@ -34,7 +34,7 @@ protect_sysctls
 hostname control-plane
 echo 1 >/proc/sys/net/ipv4/ip_forward
 ip link set lo up
-# What Pods know the API server by. With the address here, no proxy is needed to get there.
+# The Service address of the API server. With the address on this interface no proxy is needed.
 ip address add 10.96.0.1/32 dev lo
 ip link add nodes type bridge
 ip address add 10.200.0.1/16 dev nodes
@@ -43,7 +43,7 @@ ip link set nodes up
 cat >"$DIRECTORY/audit-policy.yaml" <<POLICY
 apiVersion: audit.k8s.io/v1
 kind: Policy
-# A watch is logged when it starts, too: its end may be hours away.
+# Watches are also logged when they start: they may end hours later.
 omitStages: [RequestReceived]
 rules:
 - level: Metadata
@@ -60,21 +60,21 @@ supervise apiserver "$KUBE" kube-apiserver --etcd-servers http://127.0.0.1:2379 
   --service-account-issuer https://kubernetes.default.svc.cluster.local --service-account-key-file "$PKI/sa.key" \
   --service-account-signing-key-file "$PKI/sa.key" --cert-dir "$DIRECTORY/cp/certificates" \
   --audit-policy-file "$DIRECTORY/audit-policy.yaml" --audit-log-path "$LOGS/audit.log"
-# Leaders that are replaced in seconds, and clients in a hurry: nobody waits for the defaults, which are made for thousands of nodes.
+# Short leases and high client rate limits: the defaults are made for thousands of nodes and slow tests down.
 hurry=(--leader-elect-lease-duration 4s --leader-elect-renew-deadline 3s --leader-elect-retry-period 500ms
   --kube-api-qps 300 --kube-api-burst 600 --bind-address 127.0.0.1 --cert-dir "$DIRECTORY/cp/certificates")
 supervise controller-manager "$KUBE" kube-controller-manager --kubeconfig "$PKI/controller-manager.kubeconfig" \
   --service-account-private-key-file "$PKI/sa.key" --root-ca-file "$PKI/ca.crt" --use-service-account-credentials=true "${hurry[@]}"
 supervise scheduler "$KUBE" kube-scheduler --kubeconfig "$PKI/scheduler.kubeconfig" "${hurry[@]}"
-# The API without its certificates, for whoever asks so often that a kubectl each time would be too slow.
+# The API without certificates, for frequent queries that would be too slow with a kubectl process each.
 supervise api-socket "$KUBE" kubectl proxy --kubeconfig "$PKI/admin.kubeconfig" --unix-socket "$DIRECTORY/api.sock"
 
 mkdir -p "$DIRECTORY/s3/accounts" "$DIRECTORY/s3/buckets"
-# Its posix back end changes its directory, so every path must be absolute; these are. The keys are in the environment.
+# Its posix backend changes the working directory, so all paths are absolute. The keys are in the environment.
 supervise versitygw "$VERSITYGW" --port 10.200.0.1:7070 --iam-dir "$DIRECTORY/s3/accounts" --keep-alive --quiet \
   --health /health posix "$DIRECTORY/s3/buckets"
 
-# PID 1 gets no signal it has no handler for, and has to wait for everybody's orphans.
+# PID 1 receives only signals it has a handler for, and has to reap orphans.
 trap : TERM INT HUP
 : >"$RUN/started"
 while :; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Gives images to the containerd of the node this runs on.
+# Loads images into the containerd of the node this runs on.
 # Usage: load-images.sh DIRECTORY | FILE.tar
 set -euo pipefail
 files=("$1")

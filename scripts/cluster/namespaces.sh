@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the scripts of the test cluster: what a set of namespaces needs so that a kubelet or a systemd in it finds
-# a whole machine, and the real machine notices nothing.
+# Sourced by the scripts of the test cluster: prepares namespaces so that a kubelet or a systemd in them finds a complete machine,
+# without effect on the real one.
 
 # The cgroup hierarchies this process is in, one per line: controllers (`unified` for version 2), mount point, own directory.
 own_cgroups() {
@@ -21,14 +21,14 @@ enter_cgroup() {
   while read -r controllers _ own; do
     mkdir -p "$own/$1"
     if [[ $controllers == cpuset ]]; then
-      # A new child has no processors and no memory, and nothing can be moved into it.
+      # A new child has no CPUs and no memory nodes; processes cannot be moved into it before both are set.
       for file in cpuset.cpus cpuset.mems; do cat "$own/$file" >"$own/$1/$file"; done
     fi
     echo "$BASHPID" >"$own/$1/cgroup.procs"
   done < <(own_cgroups)
 }
 
-# remove_cgroup DIRECTORY: with all below it, once its processes are dead.
+# remove_cgroup DIRECTORY: with its children, once its processes are dead.
 remove_cgroup() {
   local try
   for ((try = 0; try < 50; try++)); do
@@ -38,8 +38,8 @@ remove_cgroup() {
   say "cannot remove the cgroup $1"
 }
 
-# A sysfs of the new network namespace, and the machine's layout of cgroups beginning at our own ones. The old tree has to go first,
-# or every hierarchy would be in the mount table twice.
+# Mounts a sysfs of the new network namespace, and the machine's cgroup layout rooted at our own cgroups. The old tree is
+# unmounted first, or every hierarchy would be in the mount table twice.
 mount_sysfs_and_cgroups() {
   local hierarchies controllers mount point
   hierarchies=$(own_cgroups)
@@ -62,14 +62,14 @@ mount_sysfs_and_cgroups() {
   done <<<"$hierarchies"
 }
 
-# Settings of the kernel are the machine's and stay as they are; those of the network namespace are ours to write.
+# Kernel settings belong to the machine and stay read-only; those of the network namespace are writable.
 protect_sysctls() {
   mount --bind /proc/sys /proc/sys
   mount --bind /proc/sys/net /proc/sys/net
   mount -o remount,bind,ro /proc/sys
 }
 
-# init_below PID: the process below `unshare` that is PID 1 of the new namespace, and not a program its shell has just run.
+# init_below PID: the child of `unshare` that is PID 1 of the new namespace, and not a program its shell has just run.
 init_below() {
   local try child children=()
   for ((try = 0; try < 500; try++)); do
@@ -82,5 +82,5 @@ init_below() {
     done
     sleep 0.01
   done
-  fail "no first process appeared in the new namespaces"
+  fail "no PID 1 appeared in the new namespaces"
 }

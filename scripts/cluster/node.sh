@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# PID 1 of a node's namespaces until systemd takes its place: makes a node of this machine's own files, with containerd and
-# kubelet as systemd's services. Only scripts/cluster.sh starts this.
+# PID 1 of a node's namespaces until it executes systemd: builds a node from this machine's own files, with containerd and kubelet
+# as services of systemd. Only scripts/cluster.sh starts this.
 # Usage: node.sh DIRECTORY NUMBER KUBE-PROGRAM
 set -euo pipefail
 here=$(dirname "$(readlink -f "$0")")
@@ -13,7 +13,7 @@ readonly DIRECTORY=$1 NUMBER=$2 KUBE=$3
 readonly NAME=node$NUMBER OWN=$DIRECTORY/node$NUMBER LOGS=$DIRECTORY/logs PKI=$DIRECTORY/pki
 readonly ADDRESS=10.200.0.$((10 + NUMBER)) UNITS=$OWN/units
 
-# kubelet wants these values for the whole kernel and would write them. It is shown what it wants to see; the machine keeps its own.
+# kubelet would write these settings of the whole kernel. Bind mounts show it the values it wants; the machine keeps its own.
 show_sysctls() {
   local key value
   mkdir -p "$OWN/sysctl"
@@ -30,7 +30,7 @@ kernel/keys/root_maxbytes 25000000
 SYSCTLS
 }
 
-# The machine's root directory with /run, /etc and /var of the node's own, so that every path is where it is on other nodes.
+# The machine's root directory with separate /run, /etc and /var, so that every path is where it is on other nodes.
 mount_files() {
   local name
   mount -t tmpfs -o mode=755 tmpfs /run
@@ -39,15 +39,15 @@ mount_files() {
     mkdir -p "$OWN/$name.upper" "$OWN/$name.work"
     mount -t overlay -o "lowerdir=/$name,upperdir=$OWN/$name.upper,workdir=$OWN/$name.work" overlay "/$name"
   done
-  # An overlay cannot hold the layers of another one.
+  # overlayfs cannot be stacked on another overlayfs for image layers.
   for name in kubelet containerd; do
     mkdir -p "/var/lib/$name" "$OWN/$name"
     mount --bind "$OWN/$name" "/var/lib/$name"
   done
   mkdir -p /var/lib/cni /var/log/pods /etc/cni/net.d "$LOGS/$NAME-pods"
-  # What Pods said is a log like any other, for people and for the search for secrets.
+  # Logs of Pods are kept with all other logs, and searched for secrets like them.
   mount --bind "$LOGS/$NAME-pods" /var/log/pods
-  # As systemd has it on any node: mounts of Pods are seen on the node and in other Pods.
+  # Shared propagation, as systemd sets it on any node: mounts of Pods are visible on the node and in other Pods.
   mount --make-rshared /
 }
 
@@ -55,7 +55,7 @@ connect() {
   local try other
   ip link set lo up
   echo 1 >/proc/sys/net/ipv4/ip_forward
-  # The other end of the wire is put in by whoever made these namespaces.
+  # The creator of these namespaces adds the other end of the veth pair.
   for ((try = 0; try < 500; try++)); do
     [[ ! -e /sys/class/net/eth0 ]] || break
     sleep 0.02
@@ -73,7 +73,7 @@ connect() {
 CNI
 }
 
-# Without CAP_SYS_RESOURCE nobody may lower its score for the kernel's out-of-memory killer, so nobody is asked to.
+# Lowering oom_score_adj needs CAP_SYS_RESOURCE, which may be missing here, so it is not requested.
 configure_containerd() {
   cat >"$OWN/containerd.toml" <<CONTAINERD
 version = 2
@@ -124,7 +124,7 @@ shutdownGracePeriod: 0s
 KUBELET
 }
 
-# Containers live in the cgroups of these services and go on when one of them ends, as on any node.
+# Containers stay in the cgroups of these services and survive the end of one of them, as on any node.
 write_service() {
   local name=$1 after=$2 kind=$3
   shift 3
@@ -174,7 +174,8 @@ configure_kubelet
 write_units
 : >"$LOGS/$NAME-systemd.log"
 : >"$OWN/run/started"
-# systemd's log goes to our file and not to the kernel's. The unit path must have /run/systemd/transient, or a reload forgets all units.
+# systemd logs to our file instead of the kernel log. The unit path must contain /run/systemd/transient, or a reload forgets all
+# units.
 mount --bind "$LOGS/$NAME-systemd.log" /dev/kmsg
 mount --bind /dev/null /dev/console
 exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin container=s3csi \
