@@ -89,8 +89,25 @@ where
         completed.await;
     }
 
-    /// A page that the file system can use, whatever the store sends.
+    /// The next page with entries. The file system takes a page without entries for the last one and would cut the listing there.
     async fn page(
+        &self,
+        bucket: &str,
+        token: Option<&str>,
+        delimiter: &str,
+        max_keys: usize,
+        prefix: &str,
+    ) -> Answer<ListObjectsResult, ListObjectsError, C> {
+        let mut page = self.checked_page(bucket, token, delimiter, max_keys, prefix).await?;
+        while 1 < max_keys && page.objects.is_empty() && page.common_prefixes.is_empty() {
+            let Some(next) = page.next_continuation_token.take() else { break };
+            page = self.checked_page(bucket, Some(&next), delimiter, max_keys, prefix).await?;
+        }
+        Ok(page)
+    }
+
+    /// A page that the file system can use, whatever the store sends.
+    async fn checked_page(
         &self,
         bucket: &str,
         token: Option<&str>,

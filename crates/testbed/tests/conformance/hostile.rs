@@ -88,6 +88,23 @@ fn one_byte_after_the_other_is_given_up() {
 }
 
 #[test]
+fn pages_without_end_are_given_up() {
+    let listings = |effect| Fault::new(effect).operation(S3Operation::ListObjectsV2);
+    check_bounded("repeated-pages", listings(Effect::RepeatedPages), list);
+    check_bounded("empty-pages", listings(Effect::EmptyPages), list);
+}
+
+#[test]
+fn a_page_without_entries_does_not_end_a_listing() {
+    let world = world("one-empty-page");
+    let mount = mount(&world);
+    let fault = world.store.inject(Fault::new(Effect::EmptyPages).operation(S3Operation::ListObjectsV2).times(1));
+    assert_eq!(listing(mount.directory()), ["file"]);
+    assert_eq!(fault.hits(), 1);
+    mount.unmount();
+}
+
+#[test]
 fn a_huge_header_is_bounded() {
     let world = world("huge-header");
     let mount = mount(&world);
