@@ -107,7 +107,7 @@ fn caches_that_cannot_be_made() {
         &[("cache", "emptyDir")],
         &["--cache=/x"],
         Err(
-            "a cache is asked for twice, by mount option --cache and by volume attribute cache; remove the mount option",
+            "a cache is requested twice, by mount option --cache and by volume attribute cache; remove the mount option",
         ),
     );
     check(

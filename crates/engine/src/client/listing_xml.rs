@@ -16,7 +16,7 @@ pub const NO_ETAG: &str = "\"\"";
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListingError {
-    #[error("the listing is no XML that S3 would send: {problem}")]
+    #[error("the listing is not XML as S3 sends it: {problem}")]
     Malformed { problem: &'static str },
 
     #[error("the listing has an entry without {field}")]

@@ -128,7 +128,7 @@ async fn c32_an_ephemeral_volume() {
 
 #[tokio::test]
 async fn c33_a_cache_asked_for_twice_is_refused() {
-    check_refused("c33", &["cache /x"], &[("cache", "emptyDir")], "a cache is asked for twice").await;
+    check_refused("c33", &["cache /x"], &[("cache", "emptyDir")], "a cache is requested twice").await;
 }
 
 #[tokio::test]

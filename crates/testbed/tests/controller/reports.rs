@@ -170,7 +170,7 @@ async fn a_corrected_volume_is_served_without_a_restart() {
     let world = World::shared("corrected").await;
     world.volume_with("pv", &["cache /x"], &[("cache", "emptyDir")]).await;
     let a = world.workload("a", on("node", &["pv"])).await;
-    wait_for_event(&world, &a, "a cache is asked for twice").await;
+    wait_for_event(&world, &a, "a cache is requested twice").await;
     world.check_now(&[&a], &[]).await;
     world.edit_volume("pv", json!({ "spec": { "mountOptions": [] } })).await;
     world.check(&[&a], &["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Pending"]).await;

@@ -140,7 +140,7 @@ fn during_an_outage_publish_reports_it_and_unpublish_works() {
     };
     let stats = world.runtime.block_on(world.kubelet.node().node_get_volume_stats(request)).unwrap().into_inner();
     let condition = stats.volume_condition.unwrap();
-    assert!(condition.abnormal && condition.message.contains("the mounter is gone since"), "{condition:?}");
+    assert!(condition.abnormal && condition.message.contains("the mounter has been gone for"), "{condition:?}");
     let begun = Instant::now();
     world.unpublish(&volume(1));
     assert!(begun.elapsed() < Duration::from_secs(10), "took {:?}", begun.elapsed());

@@ -55,7 +55,11 @@ fn wrong_requests_make_nothing(world: &World) {
         ),
         (request("pvc-1", &[("onDelete", "purge")]), Code::InvalidArgument, "onDelete \"purge\" is not known"),
         (request("pvc-1", &[("region", "Mars!")]), Code::InvalidArgument, "region \"Mars!\" is not usable"),
-        (request("pvc-1", &[("bucketNamePrefix", "X")]), Code::InvalidArgument, "cannot begin a bucket's name"),
+        (
+            request("pvc-1", &[("bucketNamePrefix", "X")]),
+            Code::InvalidArgument,
+            "is not a valid beginning of a bucket name",
+        ),
         (request("pvc-1", &[("bucket", "shared")]), Code::InvalidArgument, "set prefixTemplate"),
         (
             request("pvc-1", &[("bucket", "shared"), ("prefixTemplate", "${pvc.namespace}/${pvc.name}")]),
@@ -65,7 +69,7 @@ fn wrong_requests_make_nothing(world: &World) {
         (
             request("pvc-1", &[("endpointUrl", "http://s3.example.com")]),
             Code::InvalidArgument,
-            "endpointUrl sends keys to another store, so it needs its own",
+            "endpointUrl names another store, which needs keys of its own",
         ),
         (
             with(|it| it.secrets = incomplete),
