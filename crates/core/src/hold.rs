@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_nobody_serves_is_given_up_at_the_limit() {
+    fn a_mount_without_a_mounter_is_given_up_at_the_limit() {
         let mut hold = check(&[Event::Held, Event::Disconnected, Event::Observed(ALONE)], &[]);
         assert_eq!(hold.deadline(), Some(Duration::from_secs(121)));
         assert_eq!(hold.on(Event::Observed(ALONE), Duration::from_millis(120_999)), Action::Nothing);

@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn archived_objects_are_told_from_restored_ones() {
+    fn archived_objects_are_distinguished_from_restored_ones() {
         let status = |text: &str| {
             let entry = entry("a", &format!("<RestoreStatus>{text}</RestoreStatus>"));
             parse(&page(&entry, LAST)).unwrap().objects[0].restore_status

@@ -93,7 +93,7 @@ fn an_engine_that_outlives_its_mounter_serves_on_and_is_replaced_when_it_dies() 
     world.node().wait_for_log(WAITING);
     world.start_mounter();
     reader.wait_for_rounds(5);
-    assert_eq!(world.engine(), engine, "nobody replaces an engine that serves");
+    assert_eq!(world.engine(), engine, "an engine that serves was replaced");
     kill_process(engine, Signal::KILL).unwrap();
     world.node().wait_for_log(RESUMED);
     reader.wait_for_rounds(5);
@@ -189,7 +189,7 @@ fn hold_and_resume_leak_no_descriptors() {
 }
 
 #[test]
-fn a_mounter_that_is_told_to_stop_serves_all_mounts_until_a_big_file_is_stored() {
+fn a_stopping_mounter_serves_all_mounts_until_a_big_file_is_stored() {
     let fixture = Fixture::new("held-stop");
     let mut world = World::start(&fixture);
     let mut other = volume(2);
@@ -224,7 +224,7 @@ fn a_mounter_that_is_told_to_stop_serves_all_mounts_until_a_big_file_is_stored()
 }
 
 #[test]
-fn a_node_plugin_that_is_told_to_stop_waits_until_its_mounts_are_served() {
+fn a_stopping_node_plugin_waits_until_its_mounts_are_served() {
     let fixture = Fixture::new("held-node-stop");
     let mut world = World::start(&fixture);
     world.store.put_object(BUCKET, "file", b"x").unwrap();

@@ -31,7 +31,7 @@ fn check(world: &World<'_>, change: impl FnOnce(&mut NodePublishVolumeRequest), 
 #[track_caller]
 fn check_untouched(world: &World<'_>) {
     world.check_nothing_left();
-    assert_eq!(world.store.requests(), [], "nobody may ask the store");
+    assert_eq!(world.store.requests(), [], "a request reached the store");
     let text = format!("{}{}", world.node().output(), world.node().errors());
     assert!(!text.contains(SECRET_MARK), "a secret is in the log");
 }

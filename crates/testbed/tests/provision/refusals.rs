@@ -139,7 +139,7 @@ fn a_driver_without_keys_needs_secrets(world: &World) {
 
 #[test]
 fn a_directory_without_a_mounter_is_unavailable() {
-    let world = in_process_with("nobody", Config::default());
+    let world = in_process_with("no-account", Config::default());
     let mut provisioning = world.provisioning();
     // Nothing listens on the first of all ports.
     provisioning.set_endpoint("http://127.0.0.1:1");
@@ -190,7 +190,7 @@ fn what_the_store_does_not_allow() {
          answered AccessDenied (403): Access Denied",
     );
     fault.release();
-    // What cannot be noted is not kept: nobody would ever find it again.
+    // What cannot be recorded is not kept: no later call would find it again.
     let fault = world.store.inject(denied(S3Operation::PutBucketTagging));
     check_refused(
         provisioning.create(request("pvc-1", &[])),
