@@ -132,7 +132,7 @@ fn during_an_outage_publish_reports_it_and_unpublish_works() {
     let target = world.publish(&volume(1));
     kill_container(&mut world);
     let outcome = world.try_publish_within(&volume(2), Duration::from_secs(3));
-    check_refused(outcome, Code::Unavailable, &["the mounter of the source is gone"]);
+    check_refused(outcome, Code::Unavailable, &["the mounter of the source has been gone for"]);
     let request = NodeGetVolumeStatsRequest {
         volume_id: "any".to_owned(),
         volume_path: target.to_string_lossy().into_owned(),
