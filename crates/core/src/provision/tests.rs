@@ -173,6 +173,12 @@ fn a_secret_decides_in_whose_name() {
     assert_eq!(create.identity.signing_region, None);
     let with_region = Given::fine().secret(&[KEYS[0], KEYS[1], ("region", " eu-1\n")]).parse().unwrap();
     assert_eq!(with_region.identity.signing_region.as_deref(), Some("eu-1"));
+    for (region, is_fine) in
+        [("a".repeat(63), true), ("a".repeat(64), false), ("Eu_1.x".to_owned(), true), ("e u".to_owned(), false)]
+    {
+        let parsed = Given::fine().secret(&[KEYS[0], KEYS[1], ("region", &region)]).parse();
+        assert_eq!(parsed.is_ok(), is_fine, "{region}");
+    }
 
     let source = |given: Given| given.parse().unwrap().record.authentication_source.as_str();
     assert_eq!(source(Given::fine()), "driver");

@@ -140,6 +140,22 @@ fn only_a_pod_that_serves_and_can_be_taken_over_gets_a_successor() {
 }
 
 #[test]
+fn without_its_volume_no_successor_is_started() {
+    let scene = scene().using("a").attachment(&["mp(a): a"]).pod(serving(|it| it.is_terminating = true));
+    scene.with(|it| it.volume = VolumeState::Missing).check(&[]);
+}
+
+#[test]
+fn a_pod_that_several_attachments_name_is_started_for_the_first_workload() {
+    scene()
+        .using("a")
+        .using("b")
+        .attachment(&["mp(a): a"])
+        .attachment_at("s3pa-x", legacy_fields(), &["mp(a): b"], NOW - 20)
+        .check(&["start mp(a) for b in s3pa-x"]);
+}
+
+#[test]
 fn upgrades_wait_for_their_turn_and_deleted_pods_do_not() {
     let scene = |change: fn(&mut MountpointPod)| {
         let scene = scene().using("a").attachment(&["mp(a): a"]).pod(serving(change));
