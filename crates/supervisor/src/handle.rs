@@ -181,9 +181,12 @@ mod tests {
         let handle = SupervisorHandle::new().unwrap();
         let mut byte = [0; 8];
         assert!(rustix::io::read(handle.wake(), &mut byte).is_err());
+        assert!(!handle.is_go_requested());
         handle.go();
+        assert!(handle.is_go_requested());
         assert!(rustix::io::read(handle.wake(), &mut byte).is_ok());
         handle.release();
+        assert!(handle.is_release_requested());
         handle.clear_wake();
         assert!(rustix::io::read(handle.wake(), &mut byte).is_err());
     }

@@ -87,6 +87,16 @@ fn without_its_volume_no_pod_can_be_built_and_nothing_is_taken_away() {
 }
 
 #[test]
+fn what_a_person_must_change_does_not_pass_by_itself() {
+    let mountpoint_pod = || "mp-1".to_owned();
+    let not_running = |problem| WaitReason::NotRunning { mountpoint_pod: mountpoint_pod(), problem };
+    assert!(not_running(None).passes_by_itself());
+    assert!(!not_running(Some("Unschedulable".to_owned())).passes_by_itself());
+    assert!(WaitReason::PodEnding { mountpoint_pod: mountpoint_pod() }.passes_by_itself());
+    assert!(!WaitReason::VolumeMissing.passes_by_itself());
+}
+
+#[test]
 fn a_workload_keeps_its_entry_even_if_its_volume_is_unknown() {
     let scene = scene().attachment(&["mp(a): a"]).running_pod("a");
     scene
