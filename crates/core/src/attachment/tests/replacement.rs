@@ -73,6 +73,9 @@ fn a_pod_in_use_is_never_retired_or_deleted() {
 fn nothing_is_started_for_workloads_that_were_never_seen() {
     scene().attachment(&["mp(a): a"]).check(&["look again in 110 s"]);
     scene().attachment(&["mp(a): a"]).pod(pod("a", PodPhase::Failed)).check(&["delete mp(a)", "look again in 110 s"]);
+    // At the earliest of several times.
+    let two = scene().attachment(&["mp(a): a"]).attachment_at("s3pa-x", legacy_fields(), &["mp(b): b"], NOW - 60);
+    two.check(&["look again in 60 s"]);
 }
 
 #[test]
