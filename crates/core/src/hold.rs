@@ -251,6 +251,18 @@ mod tests {
     }
 
     #[test]
+    fn a_mount_that_is_served_has_no_limit() {
+        for events in [&[][..], &[Event::Held], &[Event::Held, Event::MoveStarted]] {
+            let mut hold = check(events, &[]);
+            let before = hold.phase();
+            for seen in [ALONE, MOUNTER, ENGINE] {
+                assert_eq!(hold.on(Event::Observed(seen), Duration::from_hours(1)), Action::Nothing, "{before:?}");
+            }
+            assert_eq!(hold.phase(), before);
+        }
+    }
+
+    #[test]
     fn wanted_ends_close_at_once() {
         check(&[Event::Held, Event::Exited], &[Action::Close]);
         check(&[Event::Held, Event::Ending], &[Action::Close]);

@@ -156,6 +156,7 @@ mod tests {
     #[test]
     fn clones_control_the_same_engine() {
         let handle = SupervisorHandle::new().unwrap();
+        assert!(!handle.has_unstored_data(), "nothing is mounted yet");
         let other = handle.clone();
         other.upgrade();
         assert_eq!((handle.upgrades(), handle.is_stopped()), (1, false));

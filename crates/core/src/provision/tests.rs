@@ -217,8 +217,13 @@ fn another_store_needs_a_secret() {
         "endpointUrl names another store, whose volumes cannot be mounted with the driver's keys: remove \
          authenticationSource, and name a node-publish secret",
     );
-    let long = format!("https://{}.example.com", "a".repeat(70));
-    let refused = Given::parameters(&[("endpointUrl", &long)]).secret(&KEYS).parse().unwrap_err();
+    // The ID is `csi-s3-<uuid>@<endpoint>`, of at most 128 bytes.
+    let longest = format!("https://{}", "a".repeat(76));
+    assert_eq!(
+        Given::parameters(&[("endpointUrl", &longest)]).secret(&KEYS).parse().unwrap().id.to_string().len(),
+        128
+    );
+    let refused = Given::parameters(&[("endpointUrl", &format!("{longest}a"))]).secret(&KEYS).parse().unwrap_err();
     assert!(matches!(refused, InvalidCreateRequest::Id { .. }), "{refused}");
 }
 
