@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_nobody_serves_is_given_up_at_the_limit() {
+    fn a_mount_without_a_mounter_is_given_up_at_the_limit() {
         let mut hold = check(&[Event::Held, Event::Disconnected, Event::Observed(ALONE)], &[]);
         assert_eq!(hold.deadline(), Some(Duration::from_secs(121)));
         assert_eq!(hold.on(Event::Observed(ALONE), Duration::from_millis(120_999)), Action::Nothing);
@@ -248,6 +248,18 @@ mod tests {
         let mut hold = check(&[Event::Held, Event::Disconnected, Event::Observed(ENGINE)], &[]);
         assert_eq!(hold.on(Event::Observed(ENGINE), Duration::from_hours(1)), Action::Nothing);
         assert_eq!(hold.on(Event::Observed(MOUNTER), Duration::from_hours(1)), Action::Resume);
+    }
+
+    #[test]
+    fn a_mount_that_is_served_has_no_limit() {
+        for events in [&[][..], &[Event::Held], &[Event::Held, Event::MoveStarted]] {
+            let mut hold = check(events, &[]);
+            let before = hold.phase();
+            for seen in [ALONE, MOUNTER, ENGINE] {
+                assert_eq!(hold.on(Event::Observed(seen), Duration::from_hours(1)), Action::Nothing, "{before:?}");
+            }
+            assert_eq!(hold.phase(), before);
+        }
     }
 
     #[test]

@@ -147,5 +147,6 @@ mod tests {
             error.to_string(),
             "mountpointContainerResourcesLimitsTasks \"many\" is not a number greater than zero"
         );
+        assert!(ResourceLimits::parse(&attributes(&[(context::TASKS, "0")])).is_err());
     }
 }

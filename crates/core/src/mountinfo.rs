@@ -298,6 +298,8 @@ mod tests {
     fn the_topmost_mount_is_the_one_that_nothing_covers() {
         let stacked = table(&["5 1 0:5 / /at rw - tmpfs below rw", "6 5 0:6 / /at rw - tmpfs above rw"]);
         assert_eq!(stacked.at(Path::new("/at")).unwrap().source, "above");
+        let beside = table(&["5 1 0:5 / /at rw - tmpfs one rw", "6 1 0:6 / /at rw - tmpfs later rw"]);
+        assert_eq!(beside.at(Path::new("/at")).unwrap().source, "later");
         assert_eq!(stacked.all_at(Path::new("/at")).count(), 2);
         // A mount moved beneath another has a higher ID than the one above it.
         let beneath = table(&["6 7 0:6 / /at rw - tmpfs above rw", "7 1 0:7 / /at rw - tmpfs below rw"]);

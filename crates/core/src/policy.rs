@@ -26,7 +26,7 @@ pub enum PolicyError {
     #[error("mount option {option} is given more than once, with different values ({}); keep one of them", values.join(", "))]
     Conflict { option: String, values: Vec<String> },
 
-    #[error("mount option --aws-max-attempts needs a number from 1 up, not {value:?}")]
+    #[error("mount option --aws-max-attempts must be a number of at least 1, not {value:?}")]
     MaxAttempts { value: String },
 }
 
@@ -185,8 +185,16 @@ mod tests {
     #[test]
     fn the_number_of_attempts_becomes_a_variable() {
         check(&["aws-max-attempts 5", "uid 1"], Ok(&["--uid=1", "AWS_MAX_ATTEMPTS=5"]), &[]);
-        check(&["aws-max-attempts 0"], Err("mount option --aws-max-attempts needs a number from 1 up, not \"0\""), &[]);
-        check(&["aws-max-attempts"], Err("mount option --aws-max-attempts needs a number from 1 up, not \"\""), &[]);
+        check(
+            &["aws-max-attempts 0"],
+            Err("mount option --aws-max-attempts must be a number of at least 1, not \"0\""),
+            &[],
+        );
+        check(
+            &["aws-max-attempts"],
+            Err("mount option --aws-max-attempts must be a number of at least 1, not \"\""),
+            &[],
+        );
     }
 
     #[test]

@@ -90,6 +90,8 @@ mod tests {
         check("1.5", Some(1500));
         check("0.5Gi", Some((1000 << 30) / 2));
         check("1e3", Some(1_000_000));
+        check("1e18", Some(10_u128.pow(21)));
+        check("1e19", None);
         check("12E", Some(12 * 1000_u128.pow(7)));
         check("1n", Some(1));
         for wrong in ["", "0", "0Mi", "Mi", ".", "-1", "1.2.3", "1 Gi", "1gi", "1e99", "1e", "9999999999999999999"] {

@@ -126,6 +126,7 @@ mod tests {
             "/var/lib/kubelet/../pods/uid/volumes/kubernetes.io~csi/pv/mount",
             "/var/lib/kubelet/pods/uid/volumes/kubernetes.io~csi/../mount",
             "/var/lib/kubelet/pods/u\0id/volumes/kubernetes.io~csi/pv/mount",
+            "/var/lib/kube\nlet/pods/uid/volumes/kubernetes.io~csi/pv/mount",
         ] {
             check(path, None);
         }

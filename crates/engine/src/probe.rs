@@ -37,7 +37,7 @@ pub enum ProbeError {
     UnknownKey { server: String, words: String },
 
     #[error(
-        "the secret key does not belong to the access key, says {server} ({words}); check AWS_SECRET_ACCESS_KEY or the profile"
+        "{server} says that the secret key does not match the access key ({words}); check AWS_SECRET_ACCESS_KEY or the profile"
     )]
     WrongSecret { server: String, words: String },
 
@@ -55,7 +55,7 @@ pub enum ProbeError {
     OtherRegion { bucket: String, region: String },
 
     #[error(
-        "the certificate of {server} is not trusted ({words}); give its authority with --ca-bundle FILE or AWS_CA_BUNDLE"
+        "the certificate of {server} is not trusted ({words}); name its CA certificate with --ca-bundle FILE or AWS_CA_BUNDLE"
     )]
     Certificate { server: String, words: String },
 

@@ -38,7 +38,18 @@ pub fn send_command(mut stream: &UnixStream, command: &SourceCommand) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+
     use super::*;
+
+    #[test]
+    fn a_command_is_sent_whole_and_nothing_follows() {
+        let (node, mut mounter) = UnixStream::pair().unwrap();
+        send_command(&node, &SourceCommand::Go("a".into())).unwrap();
+        let mut received = String::new();
+        mounter.read_to_string(&mut received).unwrap();
+        assert_eq!(received, r#"{"go":"a"}"#);
+    }
 
     #[test]
     fn commands_on_the_wire() {

@@ -38,7 +38,7 @@ use wake::Wake;
 ///
 /// SIGTERM and SIGINT stop an idle mounter. While engines run, it continues until the last one has exited; with a larger
 /// limit it ends those that the next mounter can resume, as soon as no data is lost by that. SIGUSR1 replaces
-/// all engines by new processes of the current version of the program; open files stay open.
+/// all engines with new processes of the current version of the program; open files stay open.
 #[derive(Parser, Debug)]
 #[command(version, after_long_help = FILES)]
 struct Arguments {

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mounter_that_was_told_to_stop_serves_what_it_has_and_nothing_new() {
+    fn a_stopping_mounter_serves_its_mounts_and_accepts_no_new_ones() {
         let registry = registry(2);
         let registration = registry.register(Some(source("a")), entry()).unwrap();
         registry.reject_mounts();

@@ -156,6 +156,7 @@ mod tests {
     #[test]
     fn clones_control_the_same_engine() {
         let handle = SupervisorHandle::new().unwrap();
+        assert!(!handle.has_unstored_data(), "nothing is mounted yet");
         let other = handle.clone();
         other.upgrade();
         assert_eq!((handle.upgrades(), handle.is_stopped()), (1, false));
@@ -181,9 +182,12 @@ mod tests {
         let handle = SupervisorHandle::new().unwrap();
         let mut byte = [0; 8];
         assert!(rustix::io::read(handle.wake(), &mut byte).is_err());
+        assert!(!handle.is_go_requested());
         handle.go();
+        assert!(handle.is_go_requested());
         assert!(rustix::io::read(handle.wake(), &mut byte).is_ok());
         handle.release();
+        assert!(handle.is_release_requested());
         handle.clear_wake();
         assert!(rustix::io::read(handle.wake(), &mut byte).is_err());
     }

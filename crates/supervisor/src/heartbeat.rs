@@ -152,6 +152,17 @@ mod tests {
     }
 
     #[test]
+    fn counters_are_read_from_the_head_of_the_state_or_are_zero() {
+        let state = |numbers: u64| {
+            let mut file = tempfile::tempfile().unwrap();
+            (1..=numbers).for_each(|it| std::io::Write::write_all(&mut file, &it.to_ne_bytes()).unwrap());
+            EngineCounters::read(&file.into())
+        };
+        assert_eq!(state(7), EngineCounters { beat: 1, unstored: 2, begun: 3, done: 4, staged_on_disk: 7 });
+        assert_eq!(state(6), EngineCounters::default(), "too short");
+    }
+
+    #[test]
     fn an_engine_with_a_heartbeat_is_never_frozen() {
         assert_eq!(check((1..100).map(|beat| EngineCounters { beat, ..EngineCounters::default() }), false), None);
         assert_eq!(

@@ -12,7 +12,7 @@ pub enum MissingProgram {
     Kube { path: PathBuf },
     #[error("there is no program {path:?}; run: scripts/peers.sh")]
     Peer { path: PathBuf },
-    #[error("failed to find out where this program lies")]
+    #[error("failed to find the path of this program")]
     Unknown {
         #[source]
         cause: std::io::Error,

@@ -1,8 +1,8 @@
 //! A workload that reads, compares and lists all the time and remembers every error: for tests of what applications see while
 //! something dies.
 //!
-//! It is a process of its own. A process with an open file in a mount that nobody serves cannot start others: fork and exec
-//! close the file in the child, which is a FUSE request that nobody answers.
+//! It is a process of its own. A process with an open file in a mount without an engine cannot start others: fork and exec
+//! close the file in the child, which is a FUSE request without an answer.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};

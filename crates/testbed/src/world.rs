@@ -76,7 +76,7 @@ impl<'a> World<'a> {
         world
     }
 
-    /// As `start`, but the driver is told of another store or other keys.
+    /// As `start`, but the driver is configured with another store or other keys.
     pub fn start_with(fixture: &'a Fixture, change: impl FnOnce(&mut StoreSettings)) -> Self {
         let mut world = Self::prepare_with(fixture, change);
         world.start_mounter();

@@ -74,5 +74,7 @@ mod tests {
     fn defaults_never_contradict_a_volume() {
         check(("", "32Mi"), ("64Mi", "2Gi"), ("32Mi", "32Mi"));
         check(("4Gi", ""), ("64Mi", "2Gi"), ("4Gi", "4Gi"));
+        check(("", "65536Ki"), ("64Mi", "2Gi"), ("64Mi", "65536Ki"));
+        check(("2048Mi", ""), ("64Mi", "2Gi"), ("2048Mi", "2Gi"));
     }
 }

@@ -76,7 +76,7 @@ pub enum InvalidPodShape {
     CacheKind { value: String },
 
     #[error(
-        "a cache is asked for twice, by mount option {CACHE_OPTION} and by volume attribute {}; remove the mount option",
+        "a cache is requested twice, by mount option {CACHE_OPTION} and by volume attribute {}; remove the mount option",
         context::CACHE
     )]
     CacheTwice,

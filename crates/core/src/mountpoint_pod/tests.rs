@@ -69,7 +69,10 @@ fn resources() {
 fn service_accounts() {
     let shape = PodShape { service_account: Some("s3.reader-1".to_owned()), ..PodShape::default() };
     check(&[("mountpointPodServiceAccountName", "s3.reader-1")], &[], Ok(shape));
-    for wrong in ["A", "-a", "a-", "a..b", "a/b"] {
+    let longest = "a".repeat(253);
+    let shape = PodShape { service_account: Some(longest.clone()), ..PodShape::default() };
+    check(&[("mountpointPodServiceAccountName", &longest)], &[], Ok(shape));
+    for wrong in ["A", "-a", "a-", "a..b", "a/b", &"a".repeat(254)] {
         let message =
             format!("volume attribute mountpointPodServiceAccountName {wrong:?} is not the name of a service account");
         check(&[("mountpointPodServiceAccountName", wrong)], &[], Err(&message));
@@ -107,7 +110,7 @@ fn caches_that_cannot_be_made() {
         &[("cache", "emptyDir")],
         &["--cache=/x"],
         Err(
-            "a cache is asked for twice, by mount option --cache and by volume attribute cache; remove the mount option",
+            "a cache is requested twice, by mount option --cache and by volume attribute cache; remove the mount option",
         ),
     );
     check(

@@ -77,7 +77,7 @@ pub enum InvalidCreateRequest {
     )]
     AccessMode { mode: String },
 
-    #[error("a bucket is no block device: use volumeMode: Filesystem")]
+    #[error("a bucket is not a block device: use volumeMode: Filesystem")]
     Block,
 
     #[error("mountOptions of the StorageClass are not understood")]
@@ -129,12 +129,12 @@ pub enum InvalidCreateRequest {
     },
 
     #[error(
-        "endpointUrl sends keys to another store, so it needs its own: set csi.storage.k8s.io/provisioner-secret-name and -namespace"
+        "endpointUrl names another store, which needs keys of its own: set csi.storage.k8s.io/provisioner-secret-name and -namespace"
     )]
     EndpointWithoutSecret,
 
     #[error(
-        "endpointUrl sends keys to another store, so its volumes cannot be mounted with the driver's: leave authenticationSource out, and name a node-publish secret"
+        "endpointUrl names another store, whose volumes cannot be mounted with the driver's keys: remove authenticationSource, and name a node-publish secret"
     )]
     EndpointWithDriver,
 

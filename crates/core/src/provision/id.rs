@@ -4,7 +4,7 @@
 //! | volume ID | what it is |
 //! |---|---|
 //! | `csi-s3-<uuid>`, `team-csi-s3-<uuid>` | a bucket of its own, of that name |
-//! | `shared/csi-s3-<uuid>` | a prefix in bucket `shared`; its metadata are stored there under the key |
+//! | `shared/csi-s3-<uuid>` | a prefix in bucket `shared`; its metadata is stored there under the key |
 //! | `…@https://s3.example.com` | the same in a store other than the driver's |
 //!
 //! The UUID has version 8 and is derived from the request's name; a random one (version 4) is of Scality's driver.

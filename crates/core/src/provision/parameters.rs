@@ -97,7 +97,7 @@ pub enum InvalidParameters {
     )]
     Region { value: String },
 
-    #[error("bucketNamePrefix {value:?} cannot begin a bucket's name")]
+    #[error("bucketNamePrefix {value:?} is not a valid beginning of a bucket name")]
     BucketNamePrefix {
         value: String,
         #[source]
@@ -114,11 +114,11 @@ pub enum InvalidParameters {
     Template(InvalidPrefixTemplate),
 
     #[error(
-        "parameter bucket names a bucket that volumes share, so that each needs a prefix in it: set prefixTemplate, for example to ${{pvc.namespace}}/${{pvc.name}}"
+        "parameter bucket names a shared bucket, in which each volume needs a prefix: set prefixTemplate, for example to ${{pvc.namespace}}/${{pvc.name}}"
     )]
     SharedWithoutPrefix,
 
-    #[error("prefixTemplate names a place in a shared bucket: set bucket, too")]
+    #[error("prefixTemplate requires a shared bucket: set parameter bucket as well")]
     PrefixWithoutBucket,
 
     #[error("{name} is for buckets that are created for each volume; it has no meaning together with bucket")]

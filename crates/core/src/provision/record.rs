@@ -38,9 +38,7 @@ pub struct RecordDifference {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the volume's metadata are not understood: {name} is {value:?}; a newer version of the driver may have written them"
-)]
+#[error("the volume's metadata is not valid: {name} is {value:?}; a newer version of the driver may have written it")]
 pub struct UnreadableRecord {
     pub name: &'static str,
     pub value: String,

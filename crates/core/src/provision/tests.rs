@@ -173,6 +173,12 @@ fn a_secret_decides_in_whose_name() {
     assert_eq!(create.identity.signing_region, None);
     let with_region = Given::fine().secret(&[KEYS[0], KEYS[1], ("region", " eu-1\n")]).parse().unwrap();
     assert_eq!(with_region.identity.signing_region.as_deref(), Some("eu-1"));
+    for (region, is_fine) in
+        [("a".repeat(63), true), ("a".repeat(64), false), ("Eu_1.x".to_owned(), true), ("e u".to_owned(), false)]
+    {
+        let parsed = Given::fine().secret(&[KEYS[0], KEYS[1], ("region", &region)]).parse();
+        assert_eq!(parsed.is_ok(), is_fine, "{region}");
+    }
 
     let source = |given: Given| given.parse().unwrap().record.authentication_source.as_str();
     assert_eq!(source(Given::fine()), "driver");
@@ -203,16 +209,21 @@ fn another_store_needs_a_secret() {
     );
     check_refused(
         &Given::parameters(&endpoint),
-        "endpointUrl sends keys to another store, so it needs its own: set csi.storage.k8s.io/provisioner-secret-name and \
+        "endpointUrl names another store, which needs keys of its own: set csi.storage.k8s.io/provisioner-secret-name and \
          -namespace",
     );
     check_refused(
         &Given::parameters(&[endpoint[0], ("authenticationSource", "driver")]).secret(&KEYS),
-        "endpointUrl sends keys to another store, so its volumes cannot be mounted with the driver's: leave \
-         authenticationSource out, and name a node-publish secret",
+        "endpointUrl names another store, whose volumes cannot be mounted with the driver's keys: remove \
+         authenticationSource, and name a node-publish secret",
     );
-    let long = format!("https://{}.example.com", "a".repeat(70));
-    let refused = Given::parameters(&[("endpointUrl", &long)]).secret(&KEYS).parse().unwrap_err();
+    // The ID is `csi-s3-<uuid>@<endpoint>`, of at most 128 bytes.
+    let longest = format!("https://{}", "a".repeat(76));
+    assert_eq!(
+        Given::parameters(&[("endpointUrl", &longest)]).secret(&KEYS).parse().unwrap().id.to_string().len(),
+        128
+    );
+    let refused = Given::parameters(&[("endpointUrl", &format!("{longest}a"))]).secret(&KEYS).parse().unwrap_err();
     assert!(matches!(refused, InvalidCreateRequest::Id { .. }), "{refused}");
 }
 
@@ -227,7 +238,7 @@ fn what_is_missing_or_impossible_is_said() {
             "access mode SINGLE_NODE_WRITER cannot be enforced: use ReadWriteMany (MULTI_NODE_MULTI_WRITER), ReadOnlyMany \
              (MULTI_NODE_READER_ONLY), or with strategy pod ReadWriteOnce or ReadWriteOncePod",
         ),
-        (Given::with(|it| it.is_block = true), "a bucket is no block device: use volumeMode: Filesystem"),
+        (Given::with(|it| it.is_block = true), "a bucket is not a block device: use volumeMode: Filesystem"),
         (
             Given::with(|it| it.mount_flags = vec![text("--")]),
             "mountOptions of the StorageClass are not understood: mount option \"--\" has no name",
@@ -254,7 +265,7 @@ fn what_is_missing_or_impossible_is_said() {
         (Given::with(|it| it.required_bytes = -1), "the requested capacity is invalid: -1 to 0 bytes"),
         (
             Given::parameters(&[("bucketNamePrefix", "-x")]),
-            "the StorageClass is not usable: bucketNamePrefix \"-x\" cannot begin a bucket's name: bucket name \
+            "the StorageClass is not usable: bucketNamePrefix \"-x\" is not a valid beginning of a bucket name: bucket name \
              \"-xcsi-s3-137732f9-d20d-812f-a587-45d2d30de7da\" must begin and end with a letter or a digit",
         ),
     ];
@@ -284,11 +295,11 @@ fn parameters_are_checked_and_unknown_ones_refused_by_name() {
             &[("endpointUrl", "s3")],
             "endpointUrl \"s3\" must look like https://s3.example.com or http://s3.example.com:8000, without a path",
         ),
-        (&[("prefixTemplate", "${pv.name}")], "prefixTemplate names a place in a shared bucket: set bucket, too"),
+        (&[("prefixTemplate", "${pv.name}")], "prefixTemplate requires a shared bucket: set parameter bucket as well"),
         (
             &[("bucket", "shared")],
-            "parameter bucket names a bucket that volumes share, so that each needs a prefix in it: set prefixTemplate, for \
-             example to ${pvc.namespace}/${pvc.name}",
+            "parameter bucket names a shared bucket, in which each volume needs a prefix: set prefixTemplate, for example to \
+             ${pvc.namespace}/${pvc.name}",
         ),
         (
             &[("bucket", "shared"), ("prefixTemplate", "${pv.name}"), ("region", "eu-1")],
@@ -391,8 +402,8 @@ fn notes_of_others_and_of_newer_versions() {
     let newer = Given::fine().parse().unwrap().record.to_text().replace("delete-if-empty", "shred");
     assert_eq!(
         VolumeRecord::from_text(&newer).unwrap_err().to_string(),
-        "the volume's metadata are not understood: s3csi/on-delete is \"shred\"; a newer version of the driver may have \
-         written them"
+        "the volume's metadata is not valid: s3csi/on-delete is \"shred\"; a newer version of the driver may have \
+         written it"
     );
 }
 

@@ -152,7 +152,7 @@ pub enum InvalidPublish {
     )]
     AccessMode { mode: String },
 
-    #[error("Volume capability not supported: a bucket is no block device; use volumeMode: Filesystem")]
+    #[error("Volume capability not supported: a bucket is not a block device; use volumeMode: Filesystem")]
     Block,
 
     #[error("mountOptions not understood: correct spec.mountOptions of the PersistentVolume")]

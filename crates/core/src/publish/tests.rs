@@ -146,7 +146,10 @@ fn what_is_missing_is_said_in_the_order_of_the_contract() {
     given.access_mode = Some(AccessMode::Other("SINGLE_NODE_WRITER".to_owned()));
     check_refused(&given, &format!("Volume capability not supported: access mode is SINGLE_NODE_WRITER; {modes}"));
     given.access_mode = Some(AccessMode::MultiNodeReaderOnly);
-    check_refused(&given, "Volume capability not supported: a bucket is no block device; use volumeMode: Filesystem");
+    check_refused(
+        &given,
+        "Volume capability not supported: a bucket is not a block device; use volumeMode: Filesystem",
+    );
     given.access_type = "unset";
     assert!(given.parse().is_ok());
 }

@@ -30,14 +30,14 @@ pub const EXAMPLE: &str = "\
 Example, outside of a cluster:
   s3csi controller --kubeconfig ~/.kube/config --mountpoint-image ghcr.io/example/s3csi:1.0.0 --leader-election off
 
-Example, volumes on demand only, for the external-provisioner:
+Example, dynamic provisioning only:
   AWS_ENDPOINT_URL=http://s3.example.com:8000 s3csi controller --strategy daemon --csi-endpoint unix:/csi/csi.sock";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum LeaderElection {
-    /// Of several controllers the holder of a Lease works.
+    /// Only the holder of the Lease is active.
     On,
-    /// This one works at once. Safe with several, but some work is done twice.
+    /// This controller is always active. Several at once are safe, but do some work twice.
     Off,
 }
 
@@ -52,8 +52,7 @@ pub struct ControllerArgs {
     #[command(flatten)]
     mountpoint_resources: MountpointResourcesArgs,
 
-    /// How engines are run on the nodes. Only strategy pod needs work in the cluster for that; with the others, this program
-    /// does nothing but what comes to its CSI socket.
+    /// How engines are run on the nodes. With strategies other than pod, the controller only serves the CSI socket.
     #[arg(long, env = "MOUNTER_KIND", value_enum, default_value = "pod")]
     strategy: Strategy,
 
@@ -61,23 +60,23 @@ pub struct ControllerArgs {
     #[arg(long, env = "DRIVER_NAME", value_name = "NAME", default_value = "s3.csi.scality.com")]
     driver_name: String,
 
-    /// Where Mountpoint Pods run.
+    /// Namespace of Mountpoint Pods.
     #[arg(long, env = "MOUNTPOINT_NAMESPACE", value_name = "NAMESPACE", default_value = "mount-s3")]
     mountpoint_namespace: String,
 
-    /// Image of Mountpoint Pods: this one.
+    /// Image of Mountpoint Pods, normally the controller's own.
     #[arg(long, env = "MOUNTPOINT_IMAGE", value_name = "IMAGE", default_value = "", hide_default_value = true)]
     mountpoint_image: String,
 
-    /// When the image is pulled [default: as Kubernetes thinks best]
+    /// Image pull policy of Mountpoint Pods [default: that of Kubernetes]
     #[arg(long, env = "MOUNTPOINT_IMAGE_PULL_POLICY", value_name = "POLICY")]
     mountpoint_image_pull_policy: Option<String>,
 
-    /// Secrets in the namespace of Mountpoint Pods with which the image is pulled.
+    /// Image pull secrets, in the namespace of Mountpoint Pods.
     #[arg(long, env = "MOUNTPOINT_IMAGE_PULL_SECRETS", value_name = "NAME,…", value_delimiter = ',')]
     mountpoint_image_pull_secrets: Vec<String>,
 
-    /// The mounter in the image.
+    /// Path of the mounter in the image.
     #[arg(long, env = "MOUNTPOINT_CONTAINER_COMMAND", value_name = "PATH", default_value = "/bin/s3csi-mounter")]
     mountpoint_container_command: String,
 
@@ -99,11 +98,11 @@ pub struct ControllerArgs {
     #[arg(long, env = "MOUNTPOINT_PRIORITY_CLASS_NAME", value_name = "NAME")]
     mountpoint_priority_class_name: Option<String>,
 
-    /// A ConfigMap in the namespace of Mountpoint Pods whose key ca-bundle.crt says whom engines trust.
+    /// ConfigMap in the namespace of Mountpoint Pods whose key ca-bundle.crt has CA certificates for engines to trust.
     #[arg(long, env = "TLS_CA_CERT_CONFIGMAP", value_name = "NAME")]
     tls_ca_cert_configmap: Option<String>,
 
-    /// Whether the holder of a Lease works, or everybody.
+    /// Whether controllers elect a leader.
     #[arg(long, value_enum, default_value = "on")]
     leader_election: LeaderElection,
 
@@ -123,16 +122,16 @@ pub struct ControllerArgs {
     #[arg(long, env = "POD_NAME", value_name = "NAME")]
     identity: Option<String>,
 
-    /// How many volumes are worked on at once.
+    /// Number of volumes that are reconciled concurrently.
     #[arg(long, value_name = "NUMBER", default_value = "8")]
     workers: NonZeroUsize,
 
-    /// How many Mountpoint Pods of a node are replaced at the same time when the driver was upgraded; 0: none, they keep their
-    /// version until they are not used any more.
+    /// How many Mountpoint Pods of a node are replaced at the same time after an upgrade of the driver; 0: none, they keep
+    /// their version as long as they are in use.
     #[arg(long, env = "UPGRADES_PER_NODE", value_name = "NUMBER", default_value = "1")]
     upgrades_per_node: usize,
 
-    /// Where to serve /healthz, /readyz and /metrics; without it there are none.
+    /// Address to serve /healthz, /readyz and /metrics on [default: not served]
     #[arg(long, value_name = "ADDRESS:PORT")]
     health_address: Option<SocketAddr>,
 
@@ -275,7 +274,7 @@ async fn serve_volumes(
     }
 }
 
-/// For everybody who must know when to stop.
+/// For all tasks that must know when to stop.
 struct Stopping(watch::Receiver<bool>);
 
 impl Stopping {

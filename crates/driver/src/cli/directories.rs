@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_directory_of_the_mounter_belongs_to_its_group_whoever_created_it() {
+    fn a_directory_of_the_mounter_belongs_to_its_group_whichever_process_created_it() {
         let root = tempfile::tempdir().unwrap();
         let directory = root.path().join("run/driver");
         let group = std::fs::metadata(root.path()).unwrap().gid();

@@ -1,4 +1,4 @@
-//! The part of `s3csi controller` that makes volumes on demand.
+//! Dynamic provisioning: a part of `s3csi controller`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::provision::{Provisioner, TrustedCertificates};
 
 #[derive(Args, Debug)]
 pub struct ProvisioningArgs {
-    /// Make volumes on demand: the CSI socket for the external-provisioner, `unix:/path`. Without it there is none.
+    /// URL of the CSI socket for the external-provisioner, `unix:/path`; enables dynamic provisioning [default: not served]
     #[arg(long, env = "CSI_ENDPOINT", value_name = "URL")]
     csi_endpoint: Option<String>,
 
-    /// S3 endpoint where volumes are made, unless their class names another.
+    /// S3 endpoint of provisioned volumes, unless their StorageClass sets another.
     #[arg(long, env = "AWS_ENDPOINT_URL", value_name = "URL")]
     s3_endpoint_url: Option<String>,
 
@@ -29,7 +29,7 @@ pub struct ProvisioningArgs {
     #[arg(long, env = "AWS_REGION", value_name = "REGION")]
     s3_region: Option<String>,
 
-    /// Certificates of authorities that are trusted instead of the system's, in one file.
+    /// File with CA certificates (PEM) that provisioning trusts in addition to the system's.
     #[arg(long, env = "AWS_CA_BUNDLE", value_name = "FILE")]
     s3_ca_bundle: Option<PathBuf>,
 

@@ -317,7 +317,7 @@ impl EngineMonitor {
         match held.keep_state(descriptors) {
             Ok(()) => drop(self.on(Event::Held)),
             Err(error) => {
-                tracing::warn!(source = self.source, error = %Chain(&error), "mount is not held");
+                tracing::warn!(source = self.source, error = %Chain(&error), "failed to hold the mount");
                 self.on(Event::NotHeld);
             }
         }

@@ -64,7 +64,7 @@ pub fn check(
         },
         Probe::Hung => match held_mounts.and_then(|it| it.outage(mount.device)) {
             Some(outage) => abnormal(&format!(
-                "the mounter is gone since {} s; the mount waits for the next one, and so do its users",
+                "the mounter has been gone for {} s; the mount and its users wait for the next one",
                 outage.as_secs()
             )),
             None => abnormal(

@@ -113,7 +113,7 @@ pub async fn delete(
     };
     match on_delete {
         OnDelete::Retain => {
-            tracing::info!(%bucket, "bucket retained, as its onDelete says");
+            tracing::info!(%bucket, "bucket retained according to onDelete");
             return Ok(());
         }
         OnDelete::DeleteIfEmpty => {

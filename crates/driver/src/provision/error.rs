@@ -250,7 +250,7 @@ pub enum LookupError {
         cause: S3Error,
     },
 
-    #[error("the volume is not understood")]
+    #[error("the volume's metadata cannot be used")]
     Unreadable {
         #[source]
         cause: UnreadableRecord,

@@ -176,7 +176,7 @@ pub async fn delete(
     let owner = store.read(bucket, &metadata::prefix_key(prefix)).await.map_err(look)?;
     if owner.as_deref() == Some(key.as_str()) {
         match record.on_delete {
-            OnDelete::Retain => tracing::info!(%bucket, %prefix, "data retained, as its onDelete says"),
+            OnDelete::Retain => tracing::info!(%bucket, %prefix, "data retained according to onDelete"),
             OnDelete::DeleteIfEmpty => {
                 if let Some(what) = contents::first_item(store, bucket, prefix.as_str()).await.map_err(look)? {
                     let place = format!("prefix {:?} of bucket {:?}", prefix.as_str(), bucket.as_str());

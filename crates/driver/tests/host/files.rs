@@ -241,7 +241,7 @@ fn a_socket_is_reached_however_long_its_path_is() {
 }
 
 #[test]
-fn a_socket_is_not_reached_through_a_link_and_nobody_waits_for_a_dead_one() {
+fn a_socket_is_not_reached_through_a_link_and_connecting_to_a_dead_one_fails() {
     check(|world| {
         let dir = hostile(world);
         let _listener = listen(&world.directory("elsewhere"), "socket");

@@ -1,4 +1,4 @@
-//! The smallest FUSE server: it answers INIT and GETATTR, until it is told to fall silent or to die.
+//! The smallest FUSE server: it answers INIT and GETATTR, until a test makes it stop answering or exit.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};

@@ -11,7 +11,7 @@ use s3csi_driver::host::{Device, FuseOptions, Host as _, Kernel, Mount, Probe};
 /// Long enough for a healthy answer on a machine that is busy with other tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Long enough to be sure that nobody answers: a healthy answer takes less than a millisecond.
+/// Long enough to be sure that there is no answer: a healthy answer takes less than a millisecond.
 pub const IMPATIENCE: Duration = Duration::from_millis(200);
 
 pub const WRITABLE: FuseOptions = FuseOptions { access: Access::ReadWrite, allow_other: true };

@@ -123,7 +123,7 @@ pub struct Arguments {
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(0..=1 << 40), help_heading = MOUNT)]
     pub max_stage_size: u64,
 
-    /// What becomes of chmod, chown, touch and ln -s
+    /// How chmod, chown, touch and ln -s are handled
     #[arg(long, value_enum, default_value_t = MetadataStrategy::Store, help_heading = MOUNT)]
     pub metadata: MetadataStrategy,
 

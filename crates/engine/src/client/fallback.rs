@@ -45,7 +45,7 @@ impl FallbackLister {
         prefix: &str,
     ) -> Result<ListObjectsResult, FallbackError> {
         let make = || {
-            tracing::warn!("the store lists objects without ETag; they are listed, and looked at one by one when used");
+            tracing::warn!("the store lists objects without ETag; each is looked up when it is used");
             RawClient::new(self.config.clone())
                 .inspect_err(|error| tracing::warn!(%error, "listings without ETag cannot be read"))
                 .ok()

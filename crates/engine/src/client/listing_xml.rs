@@ -16,7 +16,7 @@ pub const NO_ETAG: &str = "\"\"";
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListingError {
-    #[error("the listing is no XML that S3 would send: {problem}")]
+    #[error("the listing is not XML as S3 sends it: {problem}")]
     Malformed { problem: &'static str },
 
     #[error("the listing has an entry without {field}")]
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn archived_objects_are_told_from_restored_ones() {
+    fn archived_objects_are_distinguished_from_restored_ones() {
         let status = |text: &str| {
             let entry = entry("a", &format!("<RestoreStatus>{text}</RestoreStatus>"));
             parse(&page(&entry, LAST)).unwrap().objects[0].restore_status

@@ -82,7 +82,7 @@ impl MoveByCopy {
         }
 
         let Err(error) = client.delete_object(bucket, source_key).await else { return Ok(()) };
-        tracing::warn!(source_key, destination_key, ?error, "moved file could not be deleted at its old name");
+        tracing::warn!(source_key, destination_key, ?error, "the old object of a moved file was not deleted");
         // An error does not say that nothing happened: the copy may be the only one left. Look before it is taken back.
         if facts(client, bucket, source_key).await?.is_none() {
             return Ok(());

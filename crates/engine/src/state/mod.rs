@@ -72,7 +72,7 @@ pub enum StateError {
         cause: io::Error,
     },
 
-    #[error("the mount was served by an engine of another version, which keeps its state in another way")]
+    #[error("the mount was served by an engine of another version, which uses another state format")]
     OtherLayout,
 
     #[error("the mount was served by an engine with another bucket, prefix or endpoint")]

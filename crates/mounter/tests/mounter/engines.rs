@@ -1,4 +1,4 @@
-//! What an engine is run with, and what is told about its end.
+//! How engines are started, and how their end is reported.
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
@@ -92,7 +92,7 @@ fn an_engine_that_fails_is_quoted() {
 }
 
 #[test]
-fn the_end_of_an_engine_that_served_is_told() {
+fn the_exit_of_an_engine_that_served_is_reported() {
     let mounter = Mounter::start(&[]);
     let check = |script: &str, expected: &Answer| {
         mounter.leaks_nothing(|| {

@@ -249,7 +249,7 @@ pub fn link_of(descriptor: BorrowedFd<'_>) -> PathBuf {
     PathBuf::from(format!("pipe:[{}]", rustix::fs::fstat(descriptor).unwrap().st_ino))
 }
 
-/// Nobody has the writing end any more. That nothing can be read from it is the end of the file.
+/// No process has the writing end open any more: reading returns the end of the file.
 #[track_caller]
 pub fn expect_closed(reader: &OwnedFd) {
     let mut watched = [PollFd::new(reader, PollFlags::IN)];
@@ -321,7 +321,7 @@ pub fn open_files(process: u32) -> Vec<PathBuf> {
     entries.filter_map(|it| std::fs::read_link(it.ok()?.path()).ok()).collect()
 }
 
-/// How many descriptors besides the standard streams whoever runs the tests leaves open in every process.
+/// How many descriptors besides the standard streams the parent of the tests leaves open in every process.
 fn inherited() -> usize {
     const CLOSE_ON_EXEC: u32 = 0o2_000_000;
     let entries = std::fs::read_dir("/proc/self/fdinfo").unwrap().map(|it| it.unwrap());

@@ -44,7 +44,7 @@ fn an_idle_mounter_notices_that_it_may_go() {
 }
 
 #[test]
-fn a_source_is_served_anew_after_its_engine_was_killed() {
+fn a_source_can_be_served_again_after_its_engine_was_killed() {
     let mut mounter = Mounter::start(&[]);
     let gate = Gate::new(&mounter, "gate");
     let id = mounter.id();

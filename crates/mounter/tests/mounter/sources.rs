@@ -35,7 +35,7 @@ fn a_source_is_served_by_one_engine_at_a_time() {
     expect_closed(&pipe.reader);
     assert!(!mounter.path("source").join(ERROR_FILE).exists(), "the file belongs to the running engine");
 
-    // The answer is the sign that the source can be served anew, at once.
+    // After the answer, the source can be served again immediately.
     for _ in 0..20 {
         gate.open();
         first.expect(&exited(0, ""));

@@ -1,4 +1,4 @@
-//! values.schema.json as a list of values. Each value has an example in it, so whoever adds one also says how to try it.
+//! values.schema.json as a list of values. Each value has an example in it, so a new value comes with a way to try it.
 
 use serde_json::Value;
 

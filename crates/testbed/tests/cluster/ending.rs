@@ -40,7 +40,7 @@ fn everything_of_a_deleted_workload_is_gone_within_ten_seconds() {
     assert_eq!(CLUSTER.object("deleted", "file").unwrap(), b"last words\n");
 }
 
-/// Nobody knows the workload of such an entry. After two minutes that is believed, at the next look, which is every two minutes.
+/// The workload of such an entry does not exist. The entry is stale after two minutes, and every two minutes is a reconciliation.
 #[test]
 fn a_stale_attachment_is_gone_within_four_minutes() {
     Volume::new("stale").create();
@@ -48,9 +48,9 @@ fn a_stale_attachment_is_gone_within_four_minutes() {
     let serving = one_mountpoint_pod("stale");
     let name = attachments("stale")[0]["metadata"]["name"].as_str().unwrap().to_owned();
     let now = CLUSTER.run(NODE, &["date", "--utc", "+%Y-%m-%dT%H:%M:%SZ"]).unwrap();
-    let nobody = json!({ "workloadPodUID": "11111111-2222-4333-8444-555555555555", "attachmentTime": now.trim() });
+    let unknown = json!({ "workloadPodUID": "11111111-2222-4333-8444-555555555555", "attachmentTime": now.trim() });
     let patch =
-        json!([{ "op": "add", "path": format!("/spec/mountpointS3PodAttachments/{serving}/-"), "value": nobody }]);
+        json!([{ "op": "add", "path": format!("/spec/mountpointS3PodAttachments/{serving}/-"), "value": unknown }]);
     let patched = ["patch", "s3pa", &name, "--type=json", "--patch", &patch.to_string()];
     CLUSTER.kubectl(&patched).unwrap();
     let entered = Instant::now();

@@ -41,7 +41,7 @@ fn a_bucket_that_does_not_exist_is_named_and_the_pod_starts_once_it_does() {
 
 #[test]
 fn wrong_keys_are_named_and_the_pod_starts_once_the_secret_is_right() {
-    CLUSTER.apply(&keys("corrected", "nobody", "nothing")).unwrap();
+    CLUSTER.apply(&keys("corrected", "unknown", "nothing")).unwrap();
     Volume { secret: Some("corrected"), ..Volume::new("wrong-keys") }.create();
     let workload = Workload::new("wrong-keys", "wrong-keys");
     workload.create();

@@ -40,7 +40,7 @@ fn the_same_programs_give_the_same_image_and_nothing_else_is_in_it() {
 
 const DOCKERFILE: &str = include_str!("../../../../Dockerfile");
 
-/// Who looks at an image is told what it is, by us and by the Dockerfile alike.
+/// The labels of an image say what it is, whether `make image` or the Dockerfile built it.
 fn check_config(archive: &Path) {
     let blob = |digest: &Value| {
         let name = format!("blobs/{}", digest.as_str().unwrap().replace(':', "/"));

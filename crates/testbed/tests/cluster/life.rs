@@ -46,7 +46,7 @@ fn a_cluster_whose_owner_was_killed_is_gone_and_its_leftovers_are_removed() {
     let cluster = Cluster::start("killed", 1).unwrap();
     let directory = cluster.directory().to_owned();
     kill_process(Pid::from_child(cluster.script()), Signal::KILL).unwrap();
-    // Whoever of it lives holds the lock, and as long as it is held nobody sweeps.
+    // Every living process of it holds the lock, and as long as it is held no other script sweeps.
     let lock = File::open(directory.join("lock")).unwrap();
     wait_for("all processes have ended", || flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok());
     assert!(!has_processes(&directory));

@@ -60,7 +60,7 @@ fn a_release_is_taken_over_upgraded_and_uninstalled() {
     cluster.kubectl(&["delete", "pod", "kept", "--timeout=120s"]).unwrap();
     let attachments = format!("/apis/{DRIVER}/v2/mountpoints3podattachments");
     let count = |path: &str| cluster.get(path).unwrap()["items"].as_array().map_or(0, Vec::len);
-    eventually("nobody is served any more", || {
+    eventually("no workload is served any more", || {
         count(&attachments) == 0 && count("/api/v1/namespaces/mount-s3/pods") == 0
     });
     let timeout = format!("{}s", PATIENCE.as_secs());

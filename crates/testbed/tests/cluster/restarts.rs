@@ -36,7 +36,7 @@ fn a_restart_of_the_node_plugin_and_a_republish_change_nothing() {
 
     restart_plugin(NAMESPACE, OTHER_NODE);
     eventually("kubelet knows the driver", || is_registered(OTHER_NODE, DRIVER));
-    // kubelet looks at a Pod's volumes anew when the Pod changes.
+    // kubelet checks a Pod's volumes again when the Pod changes.
     CLUSTER.kubectl(&["annotate", "pod", "steady", "test/changed=yes"]).unwrap();
     let selectors = ["--namespace", NAMESPACE, "--selector=app=scality-s3-csi-node", "--prefix", "--tail=-1"];
     eventually("the volume is published again", || {

@@ -55,7 +55,7 @@ fn a_wrong_secret_is_reported(world: &World) {
 
 fn an_unknown_access_key_is_reported(world: &World) {
     check(
-        &world.engine().account(&Account::named("nobody")).refusal(LIMIT),
+        &world.engine().account(&Account::named("unknown")).refusal(LIMIT),
         &["access key", "credentials", "does not exist"],
     );
 }

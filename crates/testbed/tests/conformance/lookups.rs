@@ -115,7 +115,7 @@ fn what_we_made_ourselves_is_there_at_once() {
     mount.unmount();
 }
 
-/// Nobody else's file is half overwritten, and nobody sees anything but what is stored.
+/// No file of another client is half overwritten, and readers see only what is stored.
 #[test]
 fn creating_what_others_created_meanwhile_is_settled_by_who_was_last() {
     let world = distant("both");

@@ -85,7 +85,7 @@ async fn the_last_workload_to_leave_ends_the_mountpoint_pod() {
 
 #[tokio::test]
 async fn a_recreated_workload_does_not_use_a_mountpoint_pod_that_is_ending() {
-    let (world, a) = served("anew").await;
+    let (world, a) = served("again").await;
     world.remove(&a).await;
     world.check(&[&a], &["pod mp(a) of pv on node: Running retired"]).await;
     let b = world.workload("b", plain()).await;

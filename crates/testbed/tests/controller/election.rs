@@ -39,7 +39,7 @@ async fn the_successor_of_a_killed_controller_goes_on() {
 #[tokio::test]
 async fn a_controller_that_is_asked_to_end_gives_the_lease_back() {
     let world = World::own(&CONTROL_PLANE, "resigned").await;
-    // Long enough that nobody could wait for its end here.
+    // Longer than this test could wait for its end.
     let flags = |identity| [identity, "--lease-duration=600"];
     let first = world.start_controller(&flags("--identity=first"));
     wait_for_holder(&world, "first").await;

@@ -117,13 +117,13 @@ async fn c5_a_workload_that_runs_already_has_another_mount_and_is_left_alone() {
     world.set_phase(&workload, "Running").await;
     world.schedule(&workload, "node").await;
     check_nothing_before_another(&world, &workload).await;
-    // Made anew, it moves to a Mountpoint Pod.
+    // Recreated, it moves to a Mountpoint Pod.
     world.remove(&workload).await;
-    let anew = world.workload("a", on("node", &["pv"])).await;
+    let recreated = world.workload("a", on("node", &["pv"])).await;
     let served = ["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Pending"];
     let canary = ["attachment canary on canary: ", "pod "];
     crate::world::eventually("the new workload is served", async || {
-        let state = world.state(&[&anew]).await;
+        let state = world.state(&[&recreated]).await;
         let rest: Vec<&String> =
             state.iter().filter(|it| !it.contains(canary[0]) && !it.contains("of canary")).collect();
         (rest == served).then_some(())
@@ -173,7 +173,7 @@ async fn a_claim_that_is_bound_elsewhere_is_not_served_before_it_is_right() {
     world.volume("pv").await;
     world.create_claim("wrong").await;
     world.bind_to("wrong", "pv").await;
-    // The PV is reserved for the claim "pv"; whoever pretends gets nothing.
+    // The PV is reserved for the claim "pv"; other claims that name it get nothing.
     let restore = json!({ "spec": { "claimRef": { "uid": world.claim_api().get("pv").await.unwrap().metadata.uid } } });
     world.edit_volume("pv", restore).await;
     let workload = world.workload("a", on("node", &["wrong"])).await;

@@ -1,4 +1,4 @@
-//! The API server goes away and comes back; whoever asks for the controller's health hears the truth.
+//! The API server goes away and comes back; the controller's health endpoints tell the truth.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -50,8 +50,8 @@ async fn a_restart_of_the_api_server_is_survived() {
 #[tokio::test]
 async fn a_controller_that_does_not_reach_the_api_server_is_not_ready_but_alive() {
     let world = World::own(&crate::world::CONTROL_PLANE, "unready").await;
-    // Nobody has made the definition of attachments for this driver.
-    let world = World { driver: "nobody.s3csi.test".to_owned(), ..world };
+    // The CustomResourceDefinition for this driver does not exist.
+    let world = World { driver: "undefined.s3csi.test".to_owned(), ..world };
     let controller = world.start_controller(&["--leader-election=off", "--health-address=127.0.0.1:0"]);
     controller.wait_for_log("watch failed");
     assert_eq!(get(&controller, "/readyz"), (503, "attachments are not listed yet\n".to_owned()));

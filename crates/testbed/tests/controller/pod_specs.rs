@@ -20,14 +20,14 @@ async fn spec(name: &str, options: &[&str], attributes: &[(&str, &str)]) -> PodS
     pod(name, options, attributes).await.spec.unwrap()
 }
 
-/// No Mountpoint Pod is made for such a volume, and the workload is told why.
+/// No Mountpoint Pod is created for such a volume, and an Event on the workload says why.
 async fn check_refused(name: &str, options: &[&str], attributes: &[(&str, &str)], reason: &str) {
     use k8s_openapi::api::events::v1::Event;
     let world = World::shared(name).await;
     world.volume_with("pv", options, attributes).await;
     let a = world.workload("a", on("node", &["pv"])).await;
     let events: kube::Api<Event> = kube::Api::namespaced(world.client.clone(), &world.name);
-    crate::world::eventually("the workload is told why", async || {
+    crate::world::eventually("an Event on the workload", async || {
         let events = events.list(&kube::api::ListParams::default()).await.unwrap();
         events.items.iter().any(|it| it.note.as_deref().is_some_and(|it| it.contains(reason))).then_some(())
     })
@@ -128,7 +128,7 @@ async fn c32_an_ephemeral_volume() {
 
 #[tokio::test]
 async fn c33_a_cache_asked_for_twice_is_refused() {
-    check_refused("c33", &["cache /x"], &[("cache", "emptyDir")], "a cache is asked for twice").await;
+    check_refused("c33", &["cache /x"], &[("cache", "emptyDir")], "a cache is requested twice").await;
 }
 
 #[tokio::test]

@@ -68,7 +68,7 @@ async fn a_deleted_attachment_is_recreated_with_the_same_pod() {
     let [attachment] = world.attachments().await.try_into().unwrap();
     let name = attachment.metadata.name.unwrap();
     world.attachment_api().delete(&name, &DeleteParams::default()).await.unwrap();
-    eventually("the attachment is made anew", async || {
+    eventually("the attachment is recreated", async || {
         let [found] = world.attachments().await.try_into().ok()?;
         (found.metadata.uid != attachment.metadata.uid).then_some(())
     })

@@ -9,12 +9,12 @@ use serde_json::json;
 use crate::world::objects::on;
 use crate::world::{Workload, WorkloadOptions, World, eventually};
 
-/// Waits until a workload was told something, and returns all it was told: `Normal Reason: text`.
+/// Waits for an Event on a workload, and returns all of them: `Normal Reason: text`.
 pub async fn wait_for_event(world: &World, workload: &Workload, expected: &str) -> Vec<String> {
     let events: Api<Event> = Api::namespaced(world.client.clone(), &workload.namespace);
-    let what = format!("workload {} is told {expected:?}", workload.name);
+    let what = format!("workload {} has Event {expected:?}", workload.name);
     eventually(&what, async || {
-        let told = events.list(&ListParams::default()).await.unwrap().items;
+        let events = events.list(&ListParams::default()).await.unwrap().items;
         let is_about =
             |it: &Event| it.regarding.as_ref().and_then(|it| it.uid.as_deref()) == Some(workload.uid.as_str());
         let text = |it: &Event| {
@@ -25,8 +25,8 @@ pub async fn wait_for_event(world: &World, workload: &Workload, expected: &str) 
                 it.note.as_deref().unwrap()
             )
         };
-        let told: Vec<String> = told.iter().filter(|it| is_about(it)).map(text).collect();
-        told.iter().any(|it| it.contains(expected)).then_some(told)
+        let found: Vec<String> = events.iter().filter(|it| is_about(it)).map(text).collect();
+        found.iter().any(|it| it.contains(expected)).then_some(found)
     })
     .await
 }
@@ -124,7 +124,7 @@ async fn the_fields_that_say_whom_an_attachment_is_for_never_change() {
 
 #[tokio::test]
 async fn one_event_names_the_mountpoint_pod_of_a_workload() {
-    let world = World::shared("told").await;
+    let world = World::shared("assigned").await;
     world.volume("pv").await;
     let a = world.workload("a", on("node", &["pv"])).await;
     let pod = world.pod_of(&a, "pv");
@@ -136,8 +136,8 @@ async fn one_event_names_the_mountpoint_pod_of_a_workload() {
     .await;
     world.set_pod_phase(&a, "pv", "Running").await;
     wait_for_status(&world, "it runs", |it| it.ready == "1/1").await;
-    let told = wait_for_event(&world, &a, "MountpointPodAssigned").await;
-    assert_eq!(told.len(), 1, "{told:?}");
+    let events = wait_for_event(&world, &a, "MountpointPodAssigned").await;
+    assert_eq!(events.len(), 1, "{events:?}");
 }
 
 #[tokio::test]
@@ -170,7 +170,7 @@ async fn a_corrected_volume_is_served_without_a_restart() {
     let world = World::shared("corrected").await;
     world.volume_with("pv", &["cache /x"], &[("cache", "emptyDir")]).await;
     let a = world.workload("a", on("node", &["pv"])).await;
-    wait_for_event(&world, &a, "a cache is asked for twice").await;
+    wait_for_event(&world, &a, "a cache is requested twice").await;
     world.check_now(&[&a], &[]).await;
     world.edit_volume("pv", json!({ "spec": { "mountOptions": [] } })).await;
     world.check(&[&a], &["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Pending"]).await;

@@ -113,7 +113,7 @@ async fn the_authentication_source_separates() {
     world.volume("pv").await;
     let a = world.workload("a", plain()).await;
     world.check(&[&a], &FIRST).await;
-    // A PV is made anew under its old name, with a Secret.
+    // A PV is recreated under its old name, with a Secret.
     let volume = world.volume_api().get(&world.unique("pv")).await.unwrap();
     remove_volume(&world, "pv").await;
     let mut order = world.order(&[], &[("authenticationSource", "secret")]);
@@ -127,7 +127,7 @@ async fn the_authentication_source_separates() {
     assert_eq!(sources, [Some("driver".to_owned()), Some("secret".to_owned())]);
 }
 
-/// A PV is made anew under its old name and handle, with another Secret: its keys must not reach the workloads of the old one.
+/// A PV is recreated under its old name and handle, with another Secret: its keys must not reach the workloads of the old one.
 #[tokio::test]
 async fn the_secret_separates() {
     let world = World::shared("secret").await;
@@ -251,7 +251,7 @@ async fn attachments_of_drivers_before_us_are_used_and_not_duplicated() {
     assert!(attachment.metadata.name.unwrap().len() < 16, "a new attachment was made");
 }
 
-/// A Mountpoint Pod as the driver before us made it, for a workload on `node`.
+/// A Mountpoint Pod as the earlier driver created it, for a workload on `node`.
 async fn legacy_pod(world: &World, workload: &Workload) {
     let driver = &world.driver;
     let pod = json!({

@@ -1,5 +1,5 @@
-//! The node plugin, and what it works with, dies between any two steps of a publish or an unpublish. Whoever comes next
-//! finishes or clears up.
+//! The node plugin, and what it works with, dies between any two steps of a publish or an unpublish. The next
+//! call finishes the work or cleans up.
 
 use std::fs;
 

@@ -110,7 +110,7 @@ fn secret_without_a_secret_is_refused_and_never_the_driver_s_keys() {
     let mut volume = volume(1);
     volume.attributes.insert("authenticationSource".to_owned(), "secret".to_owned());
     check_refused(world.try_publish(&volume), Code::Unauthenticated, &["no usable Secret", "nodePublishSecretRef"]);
-    assert_eq!(world.store.requests(), [], "nobody may ask the store");
+    assert_eq!(world.store.requests(), [], "a request reached the store");
     world.check_nothing_left();
 }
 
@@ -119,7 +119,7 @@ fn a_wrong_secret_is_refused_with_the_stores_message() {
     let fixture = Fixture::new("credentials-wrong");
     let world = World::start(&fixture);
     let account = world.store.account().clone();
-    for (id, key) in [(account.access_key.as_str(), "wrong"), ("nobody", "wrong")] {
+    for (id, key) in [(account.access_key.as_str(), "wrong"), ("unknown", "wrong")] {
         let volume = volume(1).with_secret(id, key);
         let words = ["Could not mount", BUCKET, PV];
         check_refused(world.try_publish(&volume), Code::Unauthenticated, &words);
@@ -161,7 +161,7 @@ fn a_rotated_secret_reaches_the_running_mount_with_the_next_publish() {
     assert_eq!(ownership(&file), (0o640, 0, MOUNTER));
     assert_ne!(fs::metadata(&file).unwrap().ino(), inode, "written by rename, never half");
     assert!(files_with(fixture.directory(), &old.secret_key, &world.mounts()).is_empty(), "the old key is still there");
-    // Nobody can sign with the old key any more, and nobody mounts anew.
+    // The old key is invalid now, and nothing is mounted again.
     wait_for("an engine with the new key serves", || world.engines().iter().all(|it| *it != engine));
     fs::write(target.join("after"), "x").unwrap();
     assert_eq!(world.store.keys(SECOND_BUCKET), ["after", "before"]);

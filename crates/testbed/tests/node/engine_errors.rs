@@ -62,7 +62,7 @@ fn the_words_of_the_store_about_a_key_that_it_does_not_know_are_kept() {
 #[test]
 fn a_store_that_is_not_there_is_unavailable() {
     let fixture = Fixture::new("words-unreachable");
-    // Nobody listens on port 1.
+    // Nothing listens on port 1.
     let world = World::start_with(&fixture, |it| it.endpoint_url = "http://127.0.0.1:1".to_owned());
     check(&world, &volume(1), Code::Unavailable, &["127.0.0.1:1"]);
 }

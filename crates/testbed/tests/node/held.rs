@@ -93,7 +93,7 @@ fn an_engine_that_outlives_its_mounter_serves_on_and_is_replaced_when_it_dies() 
     world.node().wait_for_log(WAITING);
     world.start_mounter();
     reader.wait_for_rounds(5);
-    assert_eq!(world.engine(), engine, "nobody replaces an engine that serves");
+    assert_eq!(world.engine(), engine, "an engine that serves was replaced");
     kill_process(engine, Signal::KILL).unwrap();
     world.node().wait_for_log(RESUMED);
     reader.wait_for_rounds(5);
@@ -132,7 +132,7 @@ fn during_an_outage_publish_reports_it_and_unpublish_works() {
     let target = world.publish(&volume(1));
     kill_container(&mut world);
     let outcome = world.try_publish_within(&volume(2), Duration::from_secs(3));
-    check_refused(outcome, Code::Unavailable, &["the mounter of the source is gone"]);
+    check_refused(outcome, Code::Unavailable, &["the mounter of the source has been gone for"]);
     let request = NodeGetVolumeStatsRequest {
         volume_id: "any".to_owned(),
         volume_path: target.to_string_lossy().into_owned(),
@@ -140,7 +140,7 @@ fn during_an_outage_publish_reports_it_and_unpublish_works() {
     };
     let stats = world.runtime.block_on(world.kubelet.node().node_get_volume_stats(request)).unwrap().into_inner();
     let condition = stats.volume_condition.unwrap();
-    assert!(condition.abnormal && condition.message.contains("the mounter is gone since"), "{condition:?}");
+    assert!(condition.abnormal && condition.message.contains("the mounter has been gone for"), "{condition:?}");
     let begun = Instant::now();
     world.unpublish(&volume(1));
     assert!(begun.elapsed() < Duration::from_secs(10), "took {:?}", begun.elapsed());
@@ -189,7 +189,7 @@ fn hold_and_resume_leak_no_descriptors() {
 }
 
 #[test]
-fn a_mounter_that_is_told_to_stop_serves_all_mounts_until_a_big_file_is_stored() {
+fn a_stopping_mounter_serves_all_mounts_until_a_big_file_is_stored() {
     let fixture = Fixture::new("held-stop");
     let mut world = World::start(&fixture);
     let mut other = volume(2);
@@ -224,7 +224,7 @@ fn a_mounter_that_is_told_to_stop_serves_all_mounts_until_a_big_file_is_stored()
 }
 
 #[test]
-fn a_node_plugin_that_is_told_to_stop_waits_until_its_mounts_are_served() {
+fn a_stopping_node_plugin_waits_until_its_mounts_are_served() {
     let fixture = Fixture::new("held-node-stop");
     let mut world = World::start(&fixture);
     world.store.put_object(BUCKET, "file", b"x").unwrap();

@@ -1,4 +1,4 @@
-//! An engine that neither answers nor ends: nobody may wait for it for long, and nothing of it may stay.
+//! An engine that neither answers nor exits: no call waits for it for long, and nothing of it stays behind.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::world::{BUCKET, World, check_refused, device, volume};
 
 const LONGEST_UNPUBLISH: Duration = Duration::from_secs(10);
 
-/// Stops the engine and answers which it was. The node is told nothing.
+/// Sends SIGSTOP to the engine and returns its PID. The node gets no notice of it.
 fn freeze_engine(world: &World<'_>) -> Pid {
     let engine = world.engine();
     processes::freeze(engine);
@@ -156,7 +156,7 @@ fn calls_do_not_wait_long_for_a_frozen_mounter() {
     let outcome = world.try_publish_within(&volume(1), Duration::from_secs(4));
     check_refused(outcome, Code::DeadlineExceeded, &["Could not mount", "did not answer in time"]);
 
-    // Requests that nobody waits for any more do no harm.
+    // Abandoned requests do no harm.
     world.mounter().signal(Signal::CONT);
     world.check_nothing_left();
     fs::write(world.publish(&volume(1)).join("again"), "x").unwrap();

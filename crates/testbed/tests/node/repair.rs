@@ -242,7 +242,7 @@ fn a_target_that_was_unmounted_by_hand_is_bound_again() {
 
     world.publish(&volume(1));
     assert_eq!((world.engine(), device(&target)), (engine, before));
-    // Once more, and this time nobody asks for it again: the source has no user left and goes with the unpublish.
+    // Once more, but without another publish: the source has no user left and is removed by the unpublish.
     unmount(&target, UnmountFlags::empty()).unwrap();
     world.unpublish(&volume(1));
     assert!(!target.exists());
@@ -273,7 +273,7 @@ fn several_mounts_of_ours_on_one_target_all_go() {
     let fixture = Fixture::new("repair-stacked");
     let world = World::start(&fixture);
     let target = world.publish(&volume(1));
-    // As two plugins at once, or a driver before us, could have left it.
+    // As two concurrent plugins or an earlier driver could have left it.
     rustix::mount::mount_bind(world.source(), &target).unwrap();
     world.unpublish(&volume(1));
     assert!(!target.exists());

@@ -138,7 +138,7 @@ fn a_call_in_flight_is_finished_before_the_plugin_ends() {
 
     world.node().signal(Signal::TERM);
     world.node().wait_for_log("finishing the calls in flight");
-    wait_for("kubelet is told", || !world.plugin.registration_socket().exists());
+    wait_for("the registration socket is gone", || !world.plugin.registration_socket().exists());
     assert!(world.node().is_running());
     frozen.release();
     let target = world.runtime.block_on(call).unwrap().unwrap();

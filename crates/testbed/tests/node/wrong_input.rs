@@ -31,7 +31,7 @@ fn check(world: &World<'_>, change: impl FnOnce(&mut NodePublishVolumeRequest), 
 #[track_caller]
 fn check_untouched(world: &World<'_>) {
     world.check_nothing_left();
-    assert_eq!(world.store.requests(), [], "nobody may ask the store");
+    assert_eq!(world.store.requests(), [], "a request reached the store");
     let text = format!("{}{}", world.node().output(), world.node().errors());
     assert!(!text.contains(SECRET_MARK), "a secret is in the log");
 }
@@ -93,7 +93,7 @@ fn capabilities() {
         access_mode: Some(AccessMode { mode: Mode::MultiNodeMultiWriter.into() }),
         access_type: Some(AccessType::Block(BlockVolume {})),
     };
-    check(&world, |it| it.volume_capability = Some(block), invalid, &["no block device", "volumeMode: Filesystem"]);
+    check(&world, |it| it.volume_capability = Some(block), invalid, &["not a block device", "volumeMode: Filesystem"]);
     for group in ["staff", "-1", "1.5", "4294967296"] {
         let words = ["fsGroup", group, "is not a number"];
         check(&world, |it| mount(it).volume_mount_group = group.to_owned(), invalid, &words);

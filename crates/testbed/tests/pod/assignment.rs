@@ -156,7 +156,7 @@ fn without_an_api_server_the_node_says_so_and_lets_go_of_what_it_has() {
     let target = world.publish(&world.volume(1));
     world.stop_node();
 
-    // Nobody listens on port 1.
+    // Nothing listens on port 1.
     let kubeconfig = fs::read_to_string(control_plane().kubeconfig()).unwrap();
     let nowhere = fixture.path("nowhere.kubeconfig");
     fs::write(&nowhere, kubeconfig.replace(&control_plane().server(), "https://127.0.0.1:1")).unwrap();

@@ -1,4 +1,4 @@
-//! The node plugin dies between any two steps. Whoever comes next finishes or clears up.
+//! The node plugin dies between any two steps. The next one finishes the call or cleans up.
 
 use std::fs;
 

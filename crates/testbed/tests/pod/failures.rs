@@ -69,7 +69,7 @@ fn a_frozen_store_is_reported_before_kubelet_gives_up() {
 
 #[test]
 fn a_mountpoint_pod_without_a_mounter_is_unavailable() {
-    let fixture = Fixture::new("pod-nobody");
+    let fixture = Fixture::new("pod-no-mounter");
     let world = World::start(&fixture);
     let pod = world.create_pod(1);
     world.set_phase(&pod, "Running");

@@ -1,5 +1,5 @@
-//! A Mountpoint Pod that means harm: it may write what it likes into the directory that it shares with the node. The node, which is
-//! root, is led nowhere, waits for nobody, and its other volumes are served meanwhile.
+//! A malicious Mountpoint Pod: it may write anything into the directory that it shares with the node. The node, which is root,
+//! follows no link out of it, never waits for the Pod, and serves its other volumes meanwhile.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -28,7 +28,7 @@ fn start(fixture: &Fixture) -> (World<'_>, MountpointPod) {
     (world, pod)
 }
 
-/// The publish fails in time and leaves nothing, and nobody else is harmed.
+/// The publish fails in time and leaves nothing behind, and other volumes are unaffected.
 #[track_caller]
 fn check(world: &World<'_>, pod: &MountpointPod, code: Code, words: &[&str]) {
     check_refused(world.try_publish_within(&world.volume(1), TIME), code, words);
@@ -133,7 +133,7 @@ fn a_socket_that_talks_without_end_is_not_listened_to_without_end() {
     let talking = std::thread::spawn(move || {
         let (mut stream, _): (UnixStream, _) = listener.accept().unwrap();
         let line = [b"{\"answer\":\"ready\"}\n".as_slice(), &[b'x'; 4096], b"\n"].concat();
-        // Until nobody reads any more. With this connection goes the descriptor that was sent over it.
+        // Until the peer stops reading. Closing the connection closes the descriptor that was sent over it.
         while stream.write_all(&line).is_ok() {}
     });
     check(&world, &pod, Code::Unavailable, &["the mounter ended"]);

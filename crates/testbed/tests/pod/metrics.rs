@@ -1,4 +1,4 @@
-//! What Prometheus sees of a node: figures that follow what happens, and that nobody has to wait for.
+//! The metrics of a node: they follow what happens, and a scrape never waits.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! A Mountpoint Pod is replaced while workloads use its mount: the next one takes over, and nobody notices.
+//! A Mountpoint Pod is replaced while workloads use its mount: the next one takes over without errors.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -98,7 +98,7 @@ fn a_pod_that_is_deleted_hands_its_mount_over_without_an_error() {
 }
 
 #[test]
-fn a_pod_that_is_replaced_ends_although_nobody_deletes_it() {
+fn a_replaced_pod_ends_without_being_deleted() {
     let fixture = Fixture::new("moves-replaced");
     let world = World::start(&fixture);
     let old = world.serve(&[1]);
@@ -137,7 +137,7 @@ fn a_big_file_delays_the_move_and_is_stored() {
     world.node().wait_for_log("mount not moved");
     assert_eq!(world.engines_of(&old).len(), 1, "the old one serves on");
     let events = || world.runtime.block_on(world.cluster.events(&world.workload(1)));
-    wait_for("the workload is told", || events().iter().any(|it| it.contains("MountNotMoved")));
+    wait_for("an Event on the workload", || events().iter().any(|it| it.contains("MountNotMoved")));
     file.sync_all().unwrap();
     drop(file);
     world.node().wait_for_log(MOVED);
@@ -207,7 +207,7 @@ fn a_node_plugin_that_dies_when_the_old_pod_has_released_the_mount() {
 }
 
 #[test]
-fn a_node_plugin_that_dies_when_the_new_pod_was_told_to_take_over() {
+fn a_node_plugin_that_dies_after_the_new_pod_was_sent_go() {
     check_crash("move-told");
 }
 

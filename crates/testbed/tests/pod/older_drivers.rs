@@ -1,4 +1,4 @@
-//! The hand-over protocol of the driver before us, in both directions: an upgrade replaces the node plugin while its Mountpoint Pods
+//! The hand-over protocol of the earlier driver, in both directions: an upgrade replaces the node plugin while its Mountpoint Pods
 //! run, and the reverse.
 
 use std::fs;
@@ -20,7 +20,7 @@ use tonic::Code;
 
 use crate::world::{BUCKET, MountpointPod, PV, World, check_refused, names_in};
 
-/// A mounter as the driver before us has it: takes one request, never answers, and leaves the words of an engine that failed in a
+/// A mounter of the earlier driver: takes one request, never answers, and leaves the error message of a failed engine in a
 /// file before it ends.
 struct OldMounter {
     serving: JoinHandle<Option<i32>>,
@@ -89,7 +89,7 @@ fn a_mounter_that_never_answers_but_serves_is_fine() {
     let target = world.publish(&world.volume(1));
     fs::write(target.join("file"), "content").unwrap();
     assert_eq!(world.store.object(BUCKET, "file").as_deref(), Some(b"content".as_slice()));
-    // It does not listen any more, and nobody needs it to.
+    // It does not listen any more, and does not have to.
     world.publish(&world.volume(1));
     world.publish(&world.volume(2));
     assert_eq!(world.engines().len(), 1);

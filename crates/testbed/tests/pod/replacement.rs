@@ -1,4 +1,4 @@
-//! A Mountpoint Pod, its container or its engine is gone while workloads need it: the next publish mounts the source anew.
+//! A Mountpoint Pod, its container or its engine is gone while workloads need it: the next publish mounts the source again.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

@@ -22,7 +22,7 @@ fn a_source_in_use_is_never_taken_away() {
     assert!(!pod.directory.join("mount.exit").exists());
 
     world.unpublish(&world.volume(1));
-    // A plugin that starts anew looks as carefully.
+    // A restarted plugin checks it as well.
     world.kill_node();
     world.start_node();
     world.node().wait_for_log("still in use");

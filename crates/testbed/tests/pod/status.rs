@@ -22,15 +22,15 @@ impl World<'_> {
         });
     }
 
-    /// `type reason: note` of everything that a workload was told.
-    fn told(&self, workload: u32) -> Vec<String> {
+    /// `type reason: note` of each Event on a workload.
+    fn events(&self, workload: u32) -> Vec<String> {
         self.runtime.block_on(self.cluster.events(&self.workload(workload)))
     }
 
     #[track_caller]
     fn wait_for_event(&self, workload: u32, expected: &str) {
-        wait_for(&format!("workload {workload} is told {expected:?}"), || {
-            self.told(workload).iter().any(|it| it.contains(expected))
+        wait_for(&format!("workload {workload} has Event {expected:?}"), || {
+            self.events(workload).iter().any(|it| it.contains(expected))
         });
     }
 }
@@ -49,7 +49,7 @@ fn a_mountpoint_pod_says_what_became_of_its_source() {
     let pod = world.serve(&[1, 2]);
     let ready = json!({ "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] });
     world.runtime.block_on(world.cluster.set_status(&pod.name, ready));
-    assert_eq!(world.mounted(&pod), None, "nothing is mounted, and nobody says so");
+    assert_eq!(world.mounted(&pod), None, "nothing is mounted or reported as mounted");
 
     let target = world.publish(&world.volume(1));
     world.publish(&world.volume(2));
@@ -139,7 +139,7 @@ fn repeated_events_are_rate_limited() {
     // The last word comes after all of the others.
     world.kill_mounter(&pod);
     world.wait_for_event(1, "EngineDied");
-    let told = world.told(1);
+    let told = world.events(1);
     assert_eq!(told.iter().filter(|it| it.contains("EngineResumed")).count(), 1, "{told:?}");
     let pod = world.start_mounter(&pod, &[]);
     world.publish(&world.volume(1));

@@ -58,7 +58,7 @@ fn the_taint_goes_again_whenever_it_comes_back() {
         world.add_taint(TAINT);
         world.wait_for_taints(&[]);
     }
-    // Also after another plugin has taken over, which kubelet has to register anew.
+    // Also after another plugin has taken over, which kubelet has to register again.
     world.kill_node();
     world.add_taint(TAINT);
     world.start_node();
@@ -105,9 +105,9 @@ fn a_plugin_without_an_api_server_serves_all_the_same() {
     let mut world = World::prepare(&fixture);
     let elsewhere = fixture.path("kubeconfig");
     let text = std::fs::read_to_string(control_plane().kubeconfig()).unwrap();
-    let nobody = text.replace(&control_plane().server(), "https://127.0.0.1:1");
-    assert_ne!(nobody, text);
-    std::fs::write(&elsewhere, nobody).unwrap();
+    let unreachable = text.replace(&control_plane().server(), "https://127.0.0.1:1");
+    assert_ne!(unreachable, text);
+    std::fs::write(&elsewhere, unreachable).unwrap();
     world.plugin.set_strategy(PluginStrategy::Daemon);
     let mounter = world.plugin.start_mounter().unwrap();
     world.start_node_with(&["--kubeconfig", elsewhere.to_str().unwrap()]);

@@ -135,7 +135,7 @@ impl<'a> World<'a> {
         pod
     }
 
-    /// The Pod is deleted: its containers are told to end and have time for it.
+    /// Deletes the Pod: its containers receive SIGTERM and a grace period.
     pub fn begin_deletion(&self, pod: &MountpointPod) {
         self.runtime.block_on(self.cluster.begin_deletion(&pod.name));
         pod.mounter().signal(Signal::TERM);
@@ -175,7 +175,7 @@ impl<'a> World<'a> {
         pod
     }
 
-    /// The controller's word that nobody is served by it any more.
+    /// The annotation by which the controller says that no workload uses the Mountpoint Pod.
     pub fn annotate_needs_unmount(&self, pod: &MountpointPod) {
         let annotate = self.cluster.annotate(&pod.name, "s3.csi.scality.com/needs-unmount", "true");
         self.runtime.block_on(annotate);

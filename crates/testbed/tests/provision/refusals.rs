@@ -55,7 +55,11 @@ fn wrong_requests_make_nothing(world: &World) {
         ),
         (request("pvc-1", &[("onDelete", "purge")]), Code::InvalidArgument, "onDelete \"purge\" is not known"),
         (request("pvc-1", &[("region", "Mars!")]), Code::InvalidArgument, "region \"Mars!\" is not usable"),
-        (request("pvc-1", &[("bucketNamePrefix", "X")]), Code::InvalidArgument, "cannot begin a bucket's name"),
+        (
+            request("pvc-1", &[("bucketNamePrefix", "X")]),
+            Code::InvalidArgument,
+            "is not a valid beginning of a bucket name",
+        ),
         (request("pvc-1", &[("bucket", "shared")]), Code::InvalidArgument, "set prefixTemplate"),
         (
             request("pvc-1", &[("bucket", "shared"), ("prefixTemplate", "${pvc.namespace}/${pvc.name}")]),
@@ -65,7 +69,7 @@ fn wrong_requests_make_nothing(world: &World) {
         (
             request("pvc-1", &[("endpointUrl", "http://s3.example.com")]),
             Code::InvalidArgument,
-            "endpointUrl sends keys to another store, so it needs its own",
+            "endpointUrl names another store, which needs keys of its own",
         ),
         (
             with(|it| it.secrets = incomplete),
@@ -135,7 +139,7 @@ fn a_driver_without_keys_needs_secrets(world: &World) {
 
 #[test]
 fn a_directory_without_a_mounter_is_unavailable() {
-    let world = in_process_with("nobody", Config::default());
+    let world = in_process_with("no-account", Config::default());
     let mut provisioning = world.provisioning();
     // Nothing listens on the first of all ports.
     provisioning.set_endpoint("http://127.0.0.1:1");
@@ -186,7 +190,7 @@ fn what_the_store_does_not_allow() {
          answered AccessDenied (403): Access Denied",
     );
     fault.release();
-    // What cannot be noted is not kept: nobody would ever find it again.
+    // What cannot be recorded is not kept: no later call would find it again.
     let fault = world.store.inject(denied(S3Operation::PutBucketTagging));
     check_refused(
         provisioning.create(request("pvc-1", &[])),

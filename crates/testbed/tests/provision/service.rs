@@ -118,7 +118,7 @@ fn capabilities_are_checked_and_confirmed(world: &World) {
     let block = VolumeCapability { access_type: Some(AccessType::Block(BlockVolume {})), ..many().remove(0) };
     for (capabilities, message) in [
         (vec![capability(Mode::SingleNodeWriter, &[])], "access mode SINGLE_NODE_WRITER cannot be enforced"),
-        (vec![block], "a bucket is no block device"),
+        (vec![block], "a bucket is not a block device"),
     ] {
         let answer = validate(&provisioning, &volume.volume_id, capabilities, &HashMap::new()).unwrap();
         assert!(answer.confirmed.is_none() && answer.message.contains(message), "{answer:?}");

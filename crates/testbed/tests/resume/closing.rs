@@ -1,6 +1,6 @@
 //! Which close(2) stores a file that several processes have open. The same patterns in three worlds: the engine sees the processes
-//! that use the mount; the kernel names them, but the engine cannot see them; nobody can, because the mount was made in
-//! another pid namespace.
+//! that use the mount; the kernel names them, but the engine cannot see them; or neither can, because the mount was made in
+//! another PID namespace.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -22,7 +22,7 @@ const BUCKET: &str = "closing";
 enum Stored {
     /// When the last close has returned, which also reports errors.
     AtClose,
-    /// Perhaps only a moment later, when nobody has it open any more.
+    /// Perhaps only a moment later, when no process has it open any more.
     Later,
 }
 

@@ -1,5 +1,5 @@
-//! Kernels that do not send requests again which a dead engine had read: whoever waits hears of an error, or the kernel asks
-//! again by itself; nobody waits for ever.
+//! Kernels that do not resend the requests that a dead engine had read: the caller gets an error, or the kernel repeats the
+//! request by itself; no caller waits forever.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -79,7 +79,7 @@ fn a_closed_file_is_stored_though_its_release_was_lost() {
     let world = World::new(&fixture);
     let mount = mount(&world);
     let path = mount.path("empty");
-    // An empty file is stored by the last request of all, for which nobody waits.
+    // An empty file is stored by the very last request, for which no caller waits.
     let worker = kill_inside(&world, &mount, S3Operation::PutObject, move || drop(File::create(path).unwrap()));
     worker.join().unwrap();
     wait_for("the file is stored", || world.store.object(BUCKET, "empty").is_some());

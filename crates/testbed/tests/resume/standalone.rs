@@ -92,9 +92,9 @@ fn a_mount_ends_when_its_supervisor_is_terminated() {
 fn a_mount_that_cannot_be_served_is_one_line_of_explanation_and_leaves_nothing() {
     let fixture = Fixture::new("alone-refused");
     let store = store();
-    let engine = EngineLauncher::new(&fixture, &store, "nobody-s-bucket").argument("--keep-alive");
+    let engine = EngineLauncher::new(&fixture, &store, "missing-bucket").argument("--keep-alive");
     let refusal = engine.refusal(Duration::from_mins(1));
     assert_eq!(refusal.status.code(), Some(1));
     assert_eq!(refusal.errors.lines().count(), 1, "{}", refusal.errors);
-    assert!(refusal.errors.contains("nobody-s-bucket"), "{}", refusal.errors);
+    assert!(refusal.errors.contains("missing-bucket"), "{}", refusal.errors);
 }

@@ -131,7 +131,7 @@ fn check(name: &str, mounter: &[&str]) {
     mount.unmount();
 }
 
-/// Answers how long nobody served, each time.
+/// Returns how long the mount was without an engine, each time.
 fn kill_often(mount: &SupervisedMount<'_>, kills: usize) -> Vec<Duration> {
     let mut stalls = Vec::new();
     for number in 0..kills {

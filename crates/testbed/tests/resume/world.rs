@@ -110,7 +110,7 @@ impl<'a> World<'a> {
             format!("AWS_ACCESS_KEY_ID={}", account.access_key),
             format!("AWS_SECRET_ACCESS_KEY={}", account.secret_key),
             "AWS_EC2_METADATA_DISABLED=true".to_owned(),
-            // By this the engines of a test are told from those of others.
+            // This distinguishes the engines of a test from those of others.
             format!("HOME={}", self.fixture.directory().display()),
         ];
         env.extend(options.environment.iter().map(ToString::to_string));
@@ -169,7 +169,7 @@ impl SupervisedMount<'_> {
         }
     }
 
-    /// Takes the mount away; the engine then ends by itself and nobody replaces it.
+    /// Unmounts; the engine then exits by itself and is not replaced.
     #[track_caller]
     pub fn unmount(mut self) {
         self.is_done = true;

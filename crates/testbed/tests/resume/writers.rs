@@ -1,5 +1,5 @@
-//! Files that are being written when the engine dies. Small ones are written on; the loss of a big one is reported to whoever
-//! closes it. Nothing is lost in silence.
+//! Files that are being written when the engine dies. Writing small ones continues; the loss of a big one is reported at
+//! close. No data is lost silently.
 
 use std::fs::{self, File};
 use std::io::Write as _;

@@ -85,8 +85,8 @@ fn a_failed_start_is_reported_at_once_with_its_output_and_leaves_nothing() {
         let (outcome, output) = bench.start(&shell("fails", ServiceType::Forking, "echo no such bucket >&2; exit 1"));
         let ServiceOutcome::Failed(ended) = outcome else { panic!("it failed") };
         assert_eq!((ended.result.as_deref(), output.as_str()), (Some("exit-code"), "no such bucket\n"));
-        // The first process ends well but nobody is left.
-        let (outcome, _) = bench.start(&shell("nobody", ServiceType::Forking, "exit 0"));
+        // The first process exits successfully, but no process is left.
+        let (outcome, _) = bench.start(&shell("empty", ServiceType::Forking, "exit 0"));
         assert_ne!(outcome, ServiceOutcome::Done);
         let (outcome, _) = bench.start(&service("missing", ServiceType::Oneshot, &["/no/such/program"]));
         check_status(&outcome, 203);

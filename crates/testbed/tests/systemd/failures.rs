@@ -104,7 +104,7 @@ fn a_dead_mount_in_use_can_be_removed() {
         world.store.put_object(BUCKET, "file", b"x").unwrap();
         let target = world.publish(&volume(1));
         let open = fs::File::open(target.join("file")).unwrap();
-        // Nobody is there to replace the engine.
+        // There is no supervisor to replace the engine.
         world.kill_node();
         world.kill_engine();
         world.start_node();

@@ -73,7 +73,7 @@ fn credential_refresh_rewrites_the_files_of_version_1() {
         assert_eq!(only_unit(), UNIT, "the mount is kept");
         assert_eq!(fs::read_to_string(&old.credentials).unwrap(), text(&old.profile, &rotated));
         assert_eq!(fs::read_to_string(&old.config).unwrap(), format!("[profile {}]\n", old.profile));
-        assert_eq!(names_in(&world.plugin.credentials()), [""; 0], "nobody would read other files");
+        assert_eq!(names_in(&world.plugin.credentials()), [""; 0], "files that no engine reads");
 
         world.unpublish(&volume(1));
         assert!(!old.credentials.exists() && !old.config.exists(), "keys go with their mount");

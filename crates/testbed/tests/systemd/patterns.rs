@@ -88,7 +88,7 @@ fn node_restart_everything_is_recreated() {
             fs::write(disk.join("fixture"), fixture.directory().to_str().unwrap()).unwrap();
             let world = World::start_beside_systemd(&fixture);
             world.check_serves(&world.publish(&volume(1)));
-            // The power goes: nobody cleans up.
+            // A power failure: nothing is cleaned up.
             std::mem::forget(world);
             std::mem::forget(fixture);
         },
@@ -131,7 +131,7 @@ fn credential_refresh_brings_new_keys_to_a_running_mount_without_another_unit() 
             world.serving(supervisor).is_some_and(|it| Some(it) != serving) && fs::metadata(target.join("file")).is_ok()
         });
         fs::write(target.join("after"), "x").unwrap();
-        assert_eq!((only_unit(), world.engine()), (unit, supervisor), "nothing was mounted anew");
+        assert_eq!((only_unit(), world.engine()), (unit, supervisor), "something was mounted again");
         world.node().wait_for_log("engine replaced on the same mount");
         let place = names_in(&world.plugin.credentials());
         assert_eq!(place.len(), 1);

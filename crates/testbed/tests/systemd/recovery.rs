@@ -52,7 +52,7 @@ fn a_dead_engine_of_an_earlier_node_plugin_is_replaced_too() {
         let arguments = |engine| fs::read_to_string(format!("/proc/{engine}/cmdline")).unwrap();
         let before = arguments(world.engine());
         assert!(before.contains("a;b $c/"), "{before}");
-        // What the next one knows of the unit, systemd has read anew.
+        // What the next plugin knows of the unit comes from systemd after its reload.
         world.kill_node();
         systemctl(&["daemon-reload"]);
         world.start_node();
@@ -83,7 +83,7 @@ fn corrupted_mount_is_replaced_by_the_next_publish() {
     });
 }
 
-/// Stops the engine and whoever would replace it.
+/// Stops the engine and the supervisor that would replace it.
 fn freeze(world: &World<'_>) {
     let engine = world.engine();
     let serving = world.serving(engine).unwrap();

@@ -17,6 +17,35 @@ fn only_pods_with_derived_names_are_ours() {
     }
 }
 
+#[test]
+fn of_two_pods_of_one_second_the_successor_is_newer() {
+    for workload in ["a", "b", "c", "d", "e", "f"] {
+        let (first, second) = (pod(workload, PodPhase::Running), successor(workload));
+        let second = MountpointPod { created_at: first.created_at, ..second };
+        for pods in [[&first, &second], [&second, &first]] {
+            let names: Vec<&str> =
+                newest_first(pods, MountpointPod::identity).iter().map(|it| it.name.as_str()).collect();
+            assert_eq!(names, [&second.name, &first.name], "{workload}");
+        }
+    }
+}
+
+#[test]
+fn a_pod_is_adopted_by_its_own_workload_unless_it_ends() {
+    let check = |change: fn(&mut MountpointPod), expected| {
+        let mut pod = pod("a", PodPhase::Running);
+        change(&mut pod);
+        assert_eq!(pod.is_adoptable(), expected);
+    };
+    check(|_| (), true);
+    check(|it| it.phase = PodPhase::Pending, true);
+    check(|it| it.refuses_new_workloads = true, true);
+    check(|it| it.driver_version = None, true);
+    check(|it| it.phase = PodPhase::Failed, false);
+    check(|it| it.is_terminating = true, false);
+    check(|it| it.is_retired = true, false);
+}
+
 #[track_caller]
 fn check_legacy(change: impl FnOnce(&mut AttachmentFields), is_used: bool) {
     let mut fields = legacy_fields();
@@ -31,7 +60,7 @@ fn check_legacy(change: impl FnOnce(&mut AttachmentFields), is_used: bool) {
 }
 
 #[test]
-fn attachments_of_drivers_before_us_are_found_by_their_fields() {
+fn attachments_of_earlier_drivers_are_found_by_their_fields() {
     check_legacy(|_| (), true);
     check_legacy(|it| it.mount_options = "uid=1,allow-delete".to_owned(), true);
     check_legacy(|it| it.mount_options = "--uid 1,--allow-delete".to_owned(), true);

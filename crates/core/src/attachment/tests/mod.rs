@@ -217,6 +217,7 @@ impl Scene {
             }
         }));
         lines.extend(decision.requeue_after.map(|it| format!("look again in {} s", it.as_secs())));
+        assert_eq!(decision.replaces_ahead(), lines.iter().any(|it| it.contains(" to take over ")));
         let lines: Vec<String> = lines.iter().map(|it| self.in_our_words(it)).collect();
         assert_eq!(lines, expected);
     }

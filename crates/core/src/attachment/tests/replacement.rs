@@ -73,6 +73,9 @@ fn a_pod_in_use_is_never_retired_or_deleted() {
 fn nothing_is_started_for_workloads_that_were_never_seen() {
     scene().attachment(&["mp(a): a"]).check(&["look again in 110 s"]);
     scene().attachment(&["mp(a): a"]).pod(pod("a", PodPhase::Failed)).check(&["delete mp(a)", "look again in 110 s"]);
+    // At the earliest of several times.
+    let two = scene().attachment(&["mp(a): a"]).attachment_at("s3pa-x", legacy_fields(), &["mp(b): b"], NOW - 60);
+    two.check(&["look again in 60 s"]);
 }
 
 #[test]
@@ -84,6 +87,16 @@ fn without_its_volume_no_pod_can_be_built_and_nothing_is_taken_away() {
     let scene = scene.with(|it| it.volume = VolumeState::Refused { problem: "limit \"x\" is no quantity".to_owned() });
     scene.check(&[]);
     scene.check_notices(&["a: no Mountpoint Pod can be created for the volume: limit \"x\" is no quantity"]);
+}
+
+#[test]
+fn what_a_person_must_change_does_not_pass_by_itself() {
+    let mountpoint_pod = || "mp-1".to_owned();
+    let not_running = |problem| WaitReason::NotRunning { mountpoint_pod: mountpoint_pod(), problem };
+    assert!(not_running(None).passes_by_itself());
+    assert!(!not_running(Some("Unschedulable".to_owned())).passes_by_itself());
+    assert!(WaitReason::PodEnding { mountpoint_pod: mountpoint_pod() }.passes_by_itself());
+    assert!(!WaitReason::VolumeMissing.passes_by_itself());
 }
 
 #[test]
@@ -137,6 +150,22 @@ fn only_a_pod_that_serves_and_can_be_taken_over_gets_a_successor() {
         },
         &[],
     );
+}
+
+#[test]
+fn without_its_volume_no_successor_is_started() {
+    let scene = scene().using("a").attachment(&["mp(a): a"]).pod(serving(|it| it.is_terminating = true));
+    scene.with(|it| it.volume = VolumeState::Missing).check(&[]);
+}
+
+#[test]
+fn a_pod_that_several_attachments_name_is_started_for_the_first_workload() {
+    scene()
+        .using("a")
+        .using("b")
+        .attachment(&["mp(a): a"])
+        .attachment_at("s3pa-x", legacy_fields(), &["mp(a): b"], NOW - 20)
+        .check(&["start mp(a) for b in s3pa-x"]);
 }
 
 #[test]

@@ -49,6 +49,16 @@ fn volume(name: &str, claim: &str) -> VolumeFacts {
     }
 }
 
+#[test]
+fn only_modes_of_one_node_keep_a_volume_to_one_node() {
+    let scope = |access_mode| VolumeFacts { access_mode, ..volume("pv", "claim") }.scope();
+    assert_eq!(scope(Some(AccessMode::SingleNodeMultiWriter)), NodeScope::SingleNode);
+    assert_eq!(scope(Some(AccessMode::SingleNodeSingleWriter)), NodeScope::SingleNode);
+    assert_eq!(scope(Some(AccessMode::MultiNodeMultiWriter)), NodeScope::AllNodes);
+    assert_eq!(scope(Some(AccessMode::MultiNodeReaderOnly)), NodeScope::AllNodes);
+    assert_eq!(scope(None), NodeScope::AllNodes);
+}
+
 fn objects(claims: &[Claim], volumes: &[VolumeFacts]) -> Objects {
     Objects {
         claims: claims.iter().map(|it| ((it.namespace.clone(), it.name.clone()), it.clone())).collect(),

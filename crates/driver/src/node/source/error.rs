@@ -82,7 +82,7 @@ pub enum SourceError {
     NoAnswer,
 
     #[error(
-        "the mounter of the source is gone since {outage:?}; the mount waits for another one until {limit:?} are over"
+        "the mounter of the source has been gone for {outage:?}; the mount waits for another one for at most {limit:?}"
     )]
     Unserved { outage: Duration, limit: Duration },
 }

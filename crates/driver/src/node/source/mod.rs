@@ -199,7 +199,7 @@ impl SourceManager {
         let held = match self.held_mounts.adopt(path, mount.device, descriptors, request, mounter) {
             Ok(held) => held,
             Err(error) => {
-                tracing::warn!(source = name, error = %Chain(&error), "mount is not held");
+                tracing::warn!(source = name, error = %Chain(&error), "failed to hold the mount");
                 return Adoption::NotServed;
             }
         };

@@ -58,7 +58,7 @@ fn is_destructive(call: &Call) -> bool {
 }
 
 #[test]
-fn a_silent_source_is_kept_and_the_publish_is_told_why_it_failed() {
+fn a_silent_source_is_kept_and_the_publish_reports_why_it_failed() {
     let (outcome, calls) = check_mounted(Probe::Hung);
     assert!(matches!(outcome, Err(SourceError::Silent { .. })), "{outcome:?}");
     assert!(!calls.iter().any(is_destructive), "{calls:?}");

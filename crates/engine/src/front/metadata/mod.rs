@@ -17,7 +17,7 @@ const PERMISSIONS: u32 = 0o7777;
 /// The largest decimal value that is a mode. rclone writes octal digits, which are larger as a decimal number.
 const LARGEST_MODE: u32 = 0o177_777;
 
-/// What becomes of chmod(2), chown(2), utimensat(2) and symlink(2).
+/// How chmod(2), chown(2), utimensat(2) and symlink(2) are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetadataMode {
     /// Refused on stored files.

@@ -299,7 +299,7 @@ proptest! {
 }
 
 #[test]
-fn what_the_kernel_was_never_told_is_free_again() {
+fn nodes_that_never_reached_the_kernel_are_free_again() {
     let table = table();
     let kept = table.entry(ROOT, b"kept", found(SlotKind::File, 10)).unwrap();
     let used = table.state.used();

@@ -1,7 +1,7 @@
 //! One cluster with the driver for all tests, and words for what tests say to it.
 //!
 //! Tests run side by side, with names of their own, and their workloads are on the first node. The second one is for those who restart,
-//! drain or crowd something; they do it [`alone`], so that nobody who counts seconds [`in_peace`] is disturbed.
+//! drain or crowd something; they do it [`alone`], so that tests that measure seconds [`in_peace`] are not disturbed.
 
 mod look;
 mod workload;
@@ -27,7 +27,7 @@ pub const NAMESPACE: &str = "kube-system";
 /// For all workloads that do not say otherwise.
 pub const NODE: ClusterHost = ClusterHost::Node(1);
 
-/// Whose parts may be restarted, by whoever is [`alone`].
+/// The node whose parts may be restarted, by tests that are [`alone`].
 pub const OTHER_NODE: ClusterHost = ClusterHost::Node(2);
 
 /// Pods run after some seconds on an idle machine; CI machines are not idle.
@@ -49,7 +49,7 @@ pub static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
 
 static PEACE: RwLock<()> = RwLock::new(());
 
-/// As long as it is held, nobody restarts or crowds anything.
+/// As long as it is held, no test restarts or crowds anything.
 pub fn in_peace() -> RwLockReadGuard<'static, ()> {
     PEACE.read().unwrap_or_else(PoisonError::into_inner)
 }

@@ -65,7 +65,7 @@ impl<'a> Volume<'a> {
     }
 }
 
-/// A Pod in namespace `default` with a volume at `/data`, which sleeps unless it is told to do something.
+/// A Pod in namespace `default` with a volume at `/data`, which sleeps unless it has a command.
 #[derive(Clone)]
 pub struct Workload {
     pub name: String,

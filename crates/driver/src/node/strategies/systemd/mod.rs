@@ -154,7 +154,7 @@ impl SystemdUnits {
         let is_dead = matches!(found, Probe::Dead(_));
         let silence = matches!(found, Probe::Hung).then(|| start.elapsed());
         if is_dead {
-            tracing::info!(?target, %found, "removing a mount without a server");
+            tracing::info!(?target, %found, "removing a dead mount");
             self.mounts.clear(&resolved, deadline).map_err(failed)?;
         }
         let is_mounted = self.is_mounted(target, &resolved)?;
