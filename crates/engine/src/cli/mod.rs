@@ -318,7 +318,7 @@ pub enum MetadataStrategy {
     Refuse,
     /// Accept changes without an effect
     Ignore,
-    /// Store mode, owner, time and symbolic links as object metadata that s3fs and rclone read
+    /// Store mode, owner, time, symbolic links and user xattrs as object metadata that s3fs and rclone read
     Store,
 }
 

@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mountpoint_s3_client::OnTelemetry;
 use mountpoint_s3_crt::s3::client::RequestMetrics;
@@ -26,6 +27,8 @@ const KEPT_HEADERS: [&str; 6] = [
 const MOST_KNOWN: usize = 50_000;
 
 const MOST_DIRECTORIES: usize = 10_000;
+/// Other mounts see changed attributes of a directory after this time at the latest.
+const MARKER_INTERVAL: Duration = Duration::from_secs(60);
 
 /// User-defined metadata, without the prefix `x-amz-meta-`.
 pub type UserMetadata = HashMap<String, String>;
@@ -59,6 +62,8 @@ struct State {
     order: VecDeque<String>,
     /// Whether objects in a directory have metadata, as far as it was seen.
     directories: HashMap<String, bool>,
+    /// When the markers of directories were last asked about, or stored.
+    markers: HashMap<String, Instant>,
     /// To be sent with the next upload of a key.
     outgoing: HashMap<String, UserMetadata>,
 }
@@ -80,7 +85,9 @@ impl MetadataCache {
 
     pub fn insert(&self, key: &str, headers: ObjectHeaders) {
         let mut state = self.state.lock();
-        if !headers.metadata.is_empty() {
+        if key.ends_with('/') {
+            state.note_marker(key);
+        } else if !headers.metadata.is_empty() {
             state.note_directory(key, true);
         }
         if state.known.insert(key.to_owned(), Arc::new(headers)).is_none() {
@@ -104,6 +111,21 @@ impl MetadataCache {
         true
     }
 
+    /// Whether a HEAD of a directory's marker may tell something new. Lookups never ask about it.
+    pub fn is_marker_worth_asking(&self, key: &str) -> bool {
+        let mut state = self.state.lock();
+        let is_due = state.markers.get(key).is_none_or(|asked| MARKER_INTERVAL <= asked.elapsed());
+        if is_due {
+            state.note_marker(key);
+        }
+        is_due
+    }
+
+    /// Whether no object in the directory of this key was asked about yet.
+    pub fn is_first_beside(&self, key: &str) -> bool {
+        !self.state.lock().directories.contains_key(directory(key))
+    }
+
     /// Whether objects in the directory of this key are known to have metadata.
     pub fn has_metadata_beside(&self, key: &str) -> bool {
         self.state.lock().directories.get(directory(key)).copied().unwrap_or(false)
@@ -112,10 +134,6 @@ impl MetadataCache {
     /// The next upload of this key carries this metadata.
     pub fn send(&self, key: &str, metadata: UserMetadata) {
         self.state.lock().outgoing.insert(key.to_owned(), metadata);
-    }
-
-    pub fn outgoing(&self, key: &str) -> Option<UserMetadata> {
-        self.state.lock().outgoing.get(key).cloned()
     }
 
     pub fn take_outgoing(&self, key: &str) -> Option<UserMetadata> {
@@ -134,6 +152,13 @@ impl MetadataCache {
 }
 
 impl State {
+    fn note_marker(&mut self, key: &str) {
+        if MOST_DIRECTORIES < self.markers.len() {
+            self.markers.clear();
+        }
+        self.markers.insert(key.to_owned(), Instant::now());
+    }
+
     fn note_directory(&mut self, key: &str, has_metadata: bool) {
         if MOST_DIRECTORIES < self.directories.len() {
             self.directories.clear();
@@ -223,18 +248,25 @@ mod tests {
     #[test]
     fn one_object_of_a_directory_is_asked_about_unless_some_have_metadata() {
         let cache = MetadataCache::new("bucket");
-        assert!(cache.is_worth_asking("a/1"));
-        assert!(!cache.is_worth_asking("a/2"));
+        assert!(cache.is_first_beside("a/1") && cache.is_worth_asking("a/1"));
+        assert!(!cache.is_first_beside("a/2") && !cache.is_worth_asking("a/2"));
         assert!(cache.is_worth_asking("b/1"));
         cache.insert("a/3", ObjectHeaders::new("1", UserMetadata::from([("mode".into(), "33188".into())])));
         assert!(cache.is_worth_asking("a/2") && cache.has_metadata_beside("a/2") && !cache.has_metadata_beside("b/2"));
     }
 
     #[test]
+    fn a_marker_is_asked_about_once_and_tells_nothing_of_the_files_beneath() {
+        let cache = MetadataCache::new("bucket");
+        assert!(cache.is_marker_worth_asking("a/") && !cache.is_marker_worth_asking("a/"));
+        cache.insert("b/", ObjectHeaders::new("1", UserMetadata::from([("mode".into(), "16832".into())])));
+        assert!(!cache.is_marker_worth_asking("b/") && !cache.has_metadata_beside("b/1"));
+    }
+
+    #[test]
     fn what_is_to_be_sent_is_sent_once() {
         let cache = MetadataCache::new("bucket");
         cache.send("key", UserMetadata::from([("mode".into(), "33188".into())]));
-        assert!(cache.outgoing("key").is_some());
         assert!(cache.take_outgoing("key").is_some());
         assert!(cache.take_outgoing("key").is_none());
     }

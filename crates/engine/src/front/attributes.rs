@@ -103,6 +103,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if let Some(size) = change.size {
             self.set_size(node, handle, size)?;
         }
+        let is_chowned = change.uid.is_some() || change.gid.is_some();
+        if change.mode.is_none() && (change.size.is_some() || is_chowned) && !self.table.is_unlinked(node) {
+            self.clear_set_ids(node)?;
+        }
         let stored = StoredAttributes {
             mode: change.mode,
             uid: change.uid,
@@ -114,7 +118,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return self.attributes(node);
         }
         if let Some(modified) = change.modified {
-            self.with_copy(node, |file| file.set_modified(modified.into()));
+            let _ = self.with_copy(node, |file| file.set_modified(modified.into()));
         }
         match self.config.metadata {
             MetadataMode::Store if stored != StoredAttributes::default() => self.set_metadata(node, &stored)?,

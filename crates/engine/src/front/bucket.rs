@@ -152,6 +152,10 @@ where
             while let Some(part) = response.next().await {
                 content.extend_from_slice(&part.map_err(|error| failed("GetObject", key, &error))?.data);
             }
+            if content.len() != length {
+                let reason = format!("the response has {} bytes instead of {length}", content.len());
+                return Err(BucketError::Failed { operation: "GetObject", key: key.to_owned(), reason });
+            }
             Ok(content)
         })
     }

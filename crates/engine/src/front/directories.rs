@@ -13,7 +13,7 @@ use super::bucket::WriteCondition;
 use super::resume::Delivery;
 use super::staged::Writes;
 use super::{Front, FsError, FsResult};
-use crate::client::UserMetadata;
+use crate::client::{ObjectHeaders, UserMetadata};
 use crate::state::NEW;
 
 /// Directories that lost a file here. If it was the last one and there is no marker, the bucket does not know them any longer,
@@ -43,13 +43,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         self.config.writes != Writes::Sequential && self.config.allow_delete
     }
 
-    pub(super) fn ensure_marker(&self, directory: u64) -> FsResult<()> {
-        if self.has_markers() { self.put_marker(directory) } else { Ok(()) }
+    pub(super) fn ensure_marker(&self, directory: u64, metadata: UserMetadata) -> FsResult<()> {
+        if self.has_markers() { self.put_marker(directory, metadata) } else { Ok(()) }
     }
 
-    fn put_marker(&self, node: u64) -> FsResult<()> {
+    fn put_marker(&self, node: u64, metadata: UserMetadata) -> FsResult<()> {
         let key = format!("{}/", self.bucket.key(&self.table.path(node))?);
-        self.bucket.put(&key, Vec::new(), WriteCondition::None, &UserMetadata::new())?;
+        let etag = self.bucket.put(&key, Vec::new(), WriteCondition::None, &metadata)?;
+        self.metadata.insert(&key, ObjectHeaders::new(&etag, metadata));
         self.table.stored(node);
         Ok(())
     }
@@ -111,6 +112,6 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         let (parent, name) = self.table.location(node)?;
         self.bind_directory(node, parent, &name)?;
-        if self.has_markers() { self.put_marker(node) } else { Ok(()) }
+        self.ensure_marker(node, UserMetadata::new())
     }
 }

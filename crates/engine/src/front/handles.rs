@@ -41,9 +41,6 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
 
     fn open_direct(&self, node: u64, flags: i32, pid: u32) -> FsResult<Opened> {
         let inode = self.inode(node)?;
-        if flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_TRUNC != 0 {
-            self.keep_metadata(node);
-        }
         let inner = block_on(self.files.open(inode, self.inner_flags(node, flags).into(), CloseRule::opener()))?;
         let object = self.records.take_opened(inner.fh).ok_or_else(not_open)?;
         let (kind, close_rule) = match object.mode {
@@ -54,7 +51,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let etag = if kind == SlotKind::ReadHandle { object.etag.as_bytes() } else { &[] };
         let opener = close_rule.as_ref().map_or(0, CloseRule::process);
         let new = NewHandle { kind, open_flags: flags, opener, etag, flags: self.flags_of_new(kind) };
-        let number = self.table.add_handle(node, new).inspect_err(|_| {
+        let is_replaced = kind == SlotKind::WriteHandle && flags & libc::O_TRUNC != 0;
+        let kept = if is_replaced { self.keep_metadata(node) } else { Ok(()) };
+        let added = kept.and_then(|()| Ok(self.table.add_handle(node, new)?));
+        let number = added.inspect_err(|_| {
             // The kernel never learns of this handle, so it is closed here.
             let _ = self.release_inner(inode, inner.fh, flags);
         })?;

@@ -84,7 +84,7 @@ where
             // The table is full. The reply ends here, as if its buffer was; the next one will be empty.
             return true;
         };
-        let attr = self.front.staged.attributes(id, self.front.with_metadata(id, entry.attr));
+        let attr = self.front.staged.attributes(id, self.front.with_listed_metadata(id, entry.attr));
         let ttl = if self.front.has_unknown_metadata(id, &attr) { Duration::ZERO } else { entry.ttl };
         let is_full = (self.add)(&with_id(DirectoryEntry { attr, ttl, ..entry }, id));
         if is_full {

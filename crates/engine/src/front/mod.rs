@@ -35,6 +35,7 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::UNIX_EPOCH;
 
 use fuser::{FileAttr, FileType};
@@ -84,6 +85,8 @@ pub struct Front<C: ObjectClient + Clone + Send + Sync + 'static> {
     staged: StagedFiles,
     emptied: Emptied,
     metadata: Arc<MetadataCache>,
+    /// The kernel has seen a file with a set-user-ID or set-group-ID bit.
+    has_set_ids: AtomicBool,
 }
 
 /// What the front shares with the client and the superblock.
@@ -156,6 +159,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             staged: StagedFiles::new(context.stage),
             emptied: Emptied::default(),
             metadata: context.metadata,
+            has_set_ids: AtomicBool::new(false),
         }
     }
 
@@ -179,6 +183,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Resumable for Front<C> {
     fn resume(&self) {
         self.table.load();
+        self.recover_pending();
         self.recover_staged();
     }
 

@@ -78,7 +78,11 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             self.release_copy(&file);
             return unlinked;
         }
+        let node = self.table.node(parent, name.as_bytes());
         self.removed(delivery, parent, name, block_on(self.files.unlink(inode, name)))?;
+        if let Some(node) = node {
+            self.forget_pending(node);
+        }
         self.emptied.note(parent);
         Ok(())
     }
@@ -139,6 +143,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
                 block_on(self.files.forget(moved, 1));
             }
             other => other?,
+        }
+        if let Some(node) = self.table.node(to.parent, to.name.as_bytes()) {
+            self.forget_pending(node);
         }
         self.give_back(self.table.renamed(from.parent, from.name.as_bytes(), to.parent, to.name.as_bytes())?);
         if self.config.after_rename == AfterRename::Revalidate

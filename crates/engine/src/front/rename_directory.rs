@@ -99,6 +99,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             let copy = renamed(key);
             // Not every store copies the marker of a directory.
             let etag = if key.ends_with('/') {
+                if self.metadata.latest(key).is_none() {
+                    // The answer is seen by the cache.
+                    self.bucket.head(key)?;
+                }
                 let metadata = self.metadata.latest(key).map(|it| it.metadata.clone()).unwrap_or_default();
                 self.bucket.put(&copy, Vec::new(), WriteCondition::None, &metadata)?
             } else {

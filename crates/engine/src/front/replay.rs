@@ -38,6 +38,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let flags = slot.open_flags.load(Ordering::Relaxed).cast_signed();
         self.release_inner(handle.inode, handle.inner, flags)?;
         let inner = self.reopen_from_spool(number, slot, handle.inode)?;
+        self.keep_metadata(slot.owner.load(Ordering::Relaxed))?;
         Ok(Some(self.handles.insert(number, handle.opened_once_more(inner))))
     }
 
@@ -92,6 +93,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             }
         }
         self.restore_staged();
+        self.restore_pending();
         self.resuming.is_restoring.store(false, Ordering::Release);
     }
 }

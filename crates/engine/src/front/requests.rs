@@ -1,5 +1,5 @@
 //! The requests of the kernel, one by one: each calls the front and answers. Failures are logged here, and only here.
-//! Whatever is missing (links, attributes, locks) is answered "not supported" by the FUSE library.
+//! Whatever is missing (locks, fallocate) is answered "not supported" by the FUSE library.
 
 use std::ffi::OsStr;
 use std::ops::Deref;
@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use fuser::{
     FileAttr, Filesystem, KernelConfig, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow,
+    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
 };
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
@@ -18,11 +18,15 @@ use time::OffsetDateTime;
 
 use super::attributes::AttributeChange;
 use super::listing::Detail;
+use super::metadata::{MetadataMode, is_user_xattr};
 use super::names::Name;
 use super::writing::WriteRequest;
 use super::{Delivery, Front, FsError, FsResult};
 use crate::state::{InFlightGuard, RequestClass};
 
+/// `FUSE_HANDLE_KILLPRIV_V2`: writing to a file, truncating and chown(2) clear its set-user-ID and set-group-ID bits here and not
+/// in the kernel, which otherwise asks for `security.capability` before each write.
+const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
 /// Block size in the answer to statfs(2).
 const STATFS_BLOCK: u32 = 4096;
 
@@ -54,7 +58,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         path.extend(name);
         let errno = error.errno;
         // To ask for a name that does not exist is what most programs do before they create it.
-        if errno == libc::ENOENT {
+        if [libc::ENOENT, libc::ENODATA].contains(&errno) {
             tracing::debug!(operation, ?path, errno, "{error}");
         } else {
             tracing::warn!(operation, ?path, errno, "{error}");
@@ -83,10 +87,22 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Requests<C> {
     fn begin(&self, request: &Request<'_>, class: RequestClass, handle: u64) -> InFlightGuard<'_> {
         self.state.begin(request.unique(), handle, class)
     }
+
+    /// Why an extended attribute is not supported, if so. Once the answer is ENOSYS, the kernel does not ask again.
+    fn refused_xattr(&self, name: &OsStr) -> Option<i32> {
+        match self.config.metadata {
+            MetadataMode::Refuse => Some(libc::ENOSYS),
+            MetadataMode::Ignore | MetadataMode::Store => (!is_user_xattr(name)).then_some(libc::ENOTSUP),
+        }
+    }
 }
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C> {
     fn init(&self, _: &Request<'_>, config: &mut KernelConfig) -> Result<(), libc::c_int> {
+        if self.config.metadata != MetadataMode::Refuse {
+            // Kernels before 5.12 do not offer it and ask more often.
+            let _ = config.add_capabilities(HANDLE_KILLPRIV_V2);
+        }
         block_on(self.files.init(config))
     }
 
@@ -151,7 +167,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         let entry = self.on_inode(parent, |inode| {
             let entry =
                 self.made(delivery, parent, name, block_on(self.files.mknod(inode, name, mode, umask, device)))?;
-            self.note_mode(entry.attr.ino, mode, self.config.attributes.file_mode);
+            self.note_mode(entry.attr.ino, mode, self.config.attributes.file_mode)?;
             Ok(Entry { attr: self.with_metadata(entry.attr.ino, entry.attr), ..entry })
         });
         answer!(self, "mknod", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
@@ -162,8 +178,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         let delivery = Delivery::of(request.unique());
         let entry = self.on_inode(parent, |inode| {
             let entry = self.made(delivery, parent, name, block_on(self.files.mkdir(inode, name, mode, umask)))?;
-            self.ensure_marker(entry.attr.ino)?;
-            Ok(entry)
+            self.ensure_marker(entry.attr.ino, self.marker_metadata(mode))?;
+            Ok(Entry { attr: self.with_metadata(entry.attr.ino, entry.attr), ..entry })
         });
         answer!(self, "mkdir", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
@@ -321,6 +337,49 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         answer!(self, "releasedir", node, reply, Front::release(self, handle, flags), () => reply.ok());
     }
 
+    fn setxattr(
+        &self,
+        request: &Request<'_>,
+        node: u64,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _: u32,
+        reply: ReplyEmpty,
+    ) {
+        if let Some(errno) = self.refused_xattr(name) {
+            return reply.error(errno);
+        }
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let set = self.set_xattr(Delivery::of(request.unique()), node, name, value, flags);
+        answer!(self, "setxattr", node, reply, set, () => reply.ok());
+    }
+
+    fn getxattr(&self, request: &Request<'_>, node: u64, name: &OsStr, size: u32, reply: ReplyXattr) {
+        if let Some(errno) = self.refused_xattr(name) {
+            return reply.error(errno);
+        }
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        answer!(self, "getxattr", node, reply, self.get_xattr(node, name), value => answer_xattr(reply, &value, size));
+    }
+
+    fn listxattr(&self, request: &Request<'_>, node: u64, size: u32, reply: ReplyXattr) {
+        if self.config.metadata == MetadataMode::Refuse {
+            return reply.error(libc::ENOSYS);
+        }
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        answer!(self, "listxattr", node, reply, self.list_xattrs(node), names => answer_xattr(reply, &names, size));
+    }
+
+    fn removexattr(&self, request: &Request<'_>, node: u64, name: &OsStr, reply: ReplyEmpty) {
+        if let Some(errno) = self.refused_xattr(name) {
+            return reply.error(errno);
+        }
+        let _in_flight = self.begin(request, RequestClass::Retryable, 0);
+        let removed = self.remove_xattr(Delivery::of(request.unique()), node, name);
+        answer!(self, "removexattr", node, reply, removed, () => reply.ok());
+    }
+
     fn statfs(&self, request: &Request<'_>, node: u64, reply: ReplyStatfs) {
         let _in_flight = self.begin(request, RequestClass::Retryable, 0);
         let facts = block_on(self.files.statfs(node)).map_err(FsError::from);
@@ -336,6 +395,16 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
             it.maximum_name_length,
             STATFS_BLOCK,
         ));
+    }
+}
+
+/// Answers with the bytes, or with their number if that is what was asked for.
+fn answer_xattr(reply: ReplyXattr, bytes: &[u8], size: u32) {
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+    match size {
+        0 => reply.size(length),
+        _ if size < length => reply.error(libc::ERANGE),
+        _ => reply.data(bytes),
     }
 }
 

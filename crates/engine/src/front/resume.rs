@@ -192,6 +192,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             let inner = self.reopen_from_spool(number, slot, inode)?;
             return Ok(self.handles.insert(number, Handle::reopened(inode, inner, Some(noted_rule(slot)))));
         }
+        if slot.has(POISONED) {
+            return Err(written_before());
+        }
         let inode = self.inode(node)?;
         if kind == SlotKind::DirectoryHandle {
             self.remake_all();
@@ -219,6 +222,6 @@ pub fn not_open() -> FsError {
 }
 
 fn written_before() -> FsError {
-    let reason = "the engine was replaced after a part of this file was written".into();
+    let reason = "something written to this file earlier was lost".into();
     FsError { errno: libc::EIO, reason }
 }

@@ -13,6 +13,9 @@ use super::staged::{InitialContent, StagedFile, Writes};
 use super::{CommitPoint, Front, FsError, FsResult};
 use crate::state::{DIRTY, NEW, POISONED, SPOOLED, Slot, SlotKind};
 
+/// `FUSE_WRITE_KILL_SUIDGID`: the writer may not keep these bits of the file's mode.
+const WRITE_KILL_SET_IDS: u32 = 4;
+
 /// A request to write, as the kernel makes it.
 pub struct WriteRequest<'a> {
     pub unique: u64,
@@ -36,6 +39,11 @@ pub enum PriorWrites {
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub(super) fn write(&self, request: &WriteRequest<'_>) -> FsResult<u32> {
+        if request.write_flags & WRITE_KILL_SET_IDS != 0
+            && let Ok(slot) = self.table.handle(request.number)
+        {
+            self.clear_set_ids(slot.owner.load(Ordering::Relaxed))?;
+        }
         if let Some(file) = self.copy_to_write(request)? {
             return self.write_staged(&file, request);
         }
@@ -72,10 +80,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
 
     pub(super) fn flush(&self, number: u64, pid: u32, lock_owner: u64) -> FsResult<()> {
         if let Some(file) = self.staged_handle(number) {
-            let slot = self.table.handle(number).map_err(|_| not_open())?;
-            let flags = slot.open_flags.load(Ordering::Relaxed).cast_signed();
-            // A reader that closes the file has nothing to store.
-            return if flags & libc::O_ACCMODE == libc::O_RDONLY { Ok(()) } else { self.store(&file) };
+            return self.flush_staged(number, &file);
         }
         let slot = self.table.handle(number).map_err(|_| not_open())?;
         match self.prior_writes(number, slot) {
@@ -143,12 +148,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return Ok(Some(file));
         }
         let slot = self.table.handle(request.number).map_err(|_| not_open())?;
+        if slot.has(POISONED) {
+            return Err(poisoned());
+        }
         let is_next = match slot.kind() {
             // A large file whose upload was completed by a close: what follows is an edit.
             SlotKind::WriteHandle if self.is_completed(request.number) && !slot.has(SPOOLED) => false,
             SlotKind::WriteHandle => {
-                slot.has(POISONED)
-                    || u64::try_from(request.offset).is_ok_and(|it| it == slot.count.load(Ordering::Acquire))
+                u64::try_from(request.offset).is_ok_and(|it| it == slot.count.load(Ordering::Acquire))
             }
             _ => false,
         };
@@ -180,7 +187,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return PriorWrites::None;
         }
         match slot.kind() {
-            SlotKind::WriteHandle if slot.has(POISONED) => PriorWrites::Lost,
+            _ if slot.has(POISONED) => PriorWrites::Lost,
             SlotKind::WriteHandle if slot.has(DIRTY) || slot.count.load(Ordering::Acquire) == 0 => PriorWrites::None,
             // Read handles have nothing to store.
             _ => PriorWrites::Stored,
@@ -202,6 +209,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         self.table.end_writing(slot);
         self.table.stop_spooling(number, slot);
         let node = slot.owner.load(Ordering::Relaxed);
+        self.forget_pending(node);
         self.table.clear(node, NEW);
         self.table.forget_pages(node);
     }

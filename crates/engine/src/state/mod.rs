@@ -28,7 +28,7 @@ pub use slots::{
 pub use spool::{LONGEST as LONGEST_SPOOLED, Spool};
 
 /// Size and meaning of everything in the file. An engine takes over from one with the same layout only.
-const LAYOUT: u64 = 0x7333_6373_6900_0004;
+const LAYOUT: u64 = 0x7333_6373_6900_0005;
 /// Longer than both messages of the first exchange are in any version of the protocol.
 const LONGEST_MESSAGE: usize = 256;
 const LONGEST_REGION: usize = 64;

@@ -23,9 +23,11 @@ pub enum SlotKind {
     DirectoryHandle = 6,
     /// The local copy of a file that is edited in place.
     StagedFile = 7,
+    /// What the next upload of a file carries beside its content.
+    Metadata = 8,
 }
 
-/// Flag of a write handle: a write failed or what was written is lost, so that closing it must fail, too.
+/// Flag of a write handle or staged file: a write failed or what was written is lost, so that closing it must fail, too.
 pub const POISONED: u32 = 1;
 /// Flag of a write handle or staged file: something was written that is not in the bucket yet.
 pub const DIRTY: u32 = 2;
@@ -46,7 +48,7 @@ pub struct Slot {
     kind: AtomicU32,
     /// Counts the uses of this slot, so that an old id never means something new.
     pub generation: AtomicU32,
-    /// Node: id of its directory. Handle and staged file: id of its node.
+    /// Node: id of its directory. Handle, staged file and metadata: id of its node.
     pub owner: AtomicU64,
     /// Node: lookup count of the kernel. Write handle: bytes written. Staged file: its length.
     pub count: AtomicU64,
@@ -64,7 +66,8 @@ pub struct Slot {
     /// File: the version of its content that the kernel may have pages of. Write handle: the lock owner that counts as the
     /// opener's, as far as it is known. Staged file: where the last request that appended was written.
     pub owner_of_locks: AtomicU64,
-    /// Node: its name. Read handle: the `ETag` of what it reads. Staged file: the `ETag` of the object it replaces.
+    /// Node: its name. Read handle: the `ETag` of what it reads. Staged file: the `ETag` of the object it replaces. Metadata:
+    /// names and values, each followed by a zero.
     text: [AtomicU8; INLINE_TEXT],
 }
 
@@ -78,6 +81,7 @@ impl Slot {
             5 => SlotKind::WriteHandle,
             6 => SlotKind::DirectoryHandle,
             7 => SlotKind::StagedFile,
+            8 => SlotKind::Metadata,
             _ => SlotKind::Free,
         }
     }

@@ -102,7 +102,8 @@ impl Spool {
         let mut free_from = START;
         for (slot, length) in kept {
             self.free(free_from, place(slot) - free_from);
-            free_from = place(slot) + LONGEST;
+            // What is behind it was written or cut off without an answer to the kernel.
+            free_from = place(slot) + length.min(LONGEST);
             taken += pages(length);
         }
         self.free(free_from, place(used) - free_from);
@@ -201,5 +202,8 @@ mod tests {
         successor.load(5, [(2, 4), (4, 4)].into_iter());
         assert_eq!(successor.taken.load(Ordering::Relaxed), 2 * PAGE);
         assert_eq!([1, 2, 3, 4].map(|slot| read(&successor, slot, 1)[0]), [0, b'k', 0, b'k']);
+        let third = Spool::new(spool.file.try_clone().unwrap());
+        third.load(5, [(2, 2)].into_iter());
+        assert_eq!(read(&third, 2, 4), b"ke\0\0");
     }
 }

@@ -1,7 +1,7 @@
 //! Mode, owner, time and symbolic links are stored with the object.
 
-use std::fs;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
@@ -18,6 +18,11 @@ on_both_servers!(
     symbolic_links_are_stored,
     flags_win_over_stored_attributes,
     attributes_may_be_refused_or_ignored,
+    set_user_id_ends_with_a_change,
+    directories_have_attributes,
+    other_mounts_and_listings_show_attributes,
+    changed_attributes_do_not_change_the_time_of_a_file,
+    attributes_belong_to_one_file_of_a_name,
 );
 
 fn mode(path: &Path) -> u32 {
@@ -112,4 +117,90 @@ fn attributes_may_be_refused_or_ignored(world: &World) {
     assert_eq!(mode(&mount.path("file")), 0o644);
     mount.unmount();
     assert_eq!(world.keys(), ["file"]);
+}
+
+fn set_user_id_ends_with_a_change(world: &World) {
+    let mount = world.engine().writable().argument("--allow-other").mount();
+    let set_ids = || fs::Permissions::from_mode(0o6777);
+    for change in ["open(f, 'ab').write(b'x')", "os.truncate(f, 3)"] {
+        fs::write(mount.path("file"), "content").unwrap();
+        fs::set_permissions(mount.path("file"), set_ids()).unwrap();
+        let script = format!("import os, sys; os.setuid(1234); f = sys.argv[1]; {change}");
+        let python = Command::new("python3").args(["-c", &script]).arg(mount.path("file")).output().unwrap();
+        assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
+        assert_eq!(mode(&mount.path("file")), 0o777, "{change}");
+    }
+    fs::set_permissions(mount.path("file"), set_ids()).unwrap();
+    fs::write(mount.path("file"), "root may keep them").unwrap();
+    assert_eq!(mode(&mount.path("file")), 0o6777);
+    std::os::unix::fs::chown(mount.path("file"), Some(77), None).unwrap();
+    assert_eq!(mode(&mount.path("file")), 0o777);
+    mount.unmount();
+}
+
+fn directories_have_attributes(world: &World) {
+    let mount = world.mount();
+    fs::DirBuilder::new().mode(0o700).create(mount.path("private")).unwrap();
+    assert_eq!(mode(&mount.path("private")), 0o700);
+    fs::create_dir_all(mount.path("outer/inner")).unwrap();
+    fs::set_permissions(mount.path("outer/inner"), fs::Permissions::from_mode(0o750)).unwrap();
+    fs::create_dir(mount.path("usual")).unwrap();
+    fs::write(mount.path("usual/file"), "content").unwrap();
+    mount.unmount();
+    let mount = world.mount();
+    fs::rename(mount.path("outer"), mount.path("renamed")).unwrap();
+    for (name, expected) in [("private", 0o700), ("renamed/inner", 0o750), ("usual", 0o755)] {
+        assert_eq!(mode(&mount.path(name)), expected, "{name}");
+    }
+    fs::remove_dir(mount.path("private")).unwrap();
+    fs::create_dir(mount.path("private")).unwrap();
+    assert_eq!(mode(&mount.path("private")), 0o755);
+    mount.unmount();
+}
+
+fn other_mounts_and_listings_show_attributes(world: &World) {
+    let (mount, other) = (world.mount(), world.mount());
+    fs::create_dir(mount.path("d")).unwrap();
+    for (name, mode) in [("a", 0o700), ("b", 0o755), ("c", 0o640)] {
+        fs::write(mount.path("d").join(name), name).unwrap();
+        fs::set_permissions(mount.path("d").join(name), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    symlink("a", mount.path("d/l")).unwrap();
+    let expected = "-rwx------ a\n-rwxr-xr-x b\n-rw-r----- c\nlrwxrwxrwx l -> a\n";
+    for mount in [&mount, &other] {
+        let script = "ls -l | tail -n +2 | awk '{print $1, $9, $10, $11}' | sed 's/ *$//'";
+        let list = Command::new("sh").args(["-c", script]).current_dir(mount.path("d")).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&list.stdout), expected);
+    }
+    other.unmount();
+    mount.unmount();
+}
+
+fn changed_attributes_do_not_change_the_time_of_a_file(world: &World) {
+    world.put("file", b"content");
+    let mount = world.mount();
+    let before = fs::metadata(mount.path("file")).unwrap().modified().unwrap();
+    fs::set_permissions(mount.path("file"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(fs::metadata(mount.path("file")).unwrap().modified().unwrap(), before);
+    mount.unmount();
+    let mount = world.mount();
+    assert_eq!(fs::metadata(mount.path("file")).unwrap().modified().unwrap(), before);
+    fs::write(mount.path("file"), "changed").unwrap();
+    assert!(before <= fs::metadata(mount.path("file")).unwrap().modified().unwrap());
+    mount.unmount();
+}
+
+fn attributes_belong_to_one_file_of_a_name(world: &World) {
+    let mount = world.mount();
+    let create =
+        |mode: u32| OpenOptions::new().write(true).create_new(true).mode(mode).open(mount.path("file")).unwrap();
+    let file = create(0o600);
+    fs::remove_file(mount.path("file")).unwrap();
+    drop(file);
+    drop(create(0o644));
+    assert_eq!(mode(&mount.path("file")), 0o644);
+    mount.unmount();
+    let mount = world.mount();
+    assert_eq!(mode(&mount.path("file")), 0o644);
+    mount.unmount();
 }

@@ -18,8 +18,10 @@ mod moves;
 mod names;
 mod page_cache;
 mod programs;
+mod staging;
 mod uploads;
 mod world;
+mod xattrs;
 
 /// `on_both_servers!(rule, …)` where each rule is a `fn(&World)` of the same module.
 macro_rules! on_both_servers {

@@ -7,10 +7,16 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use s3csi_testbed::engine::EngineMount;
+
 use crate::on_both_servers;
 use crate::world::World;
 
-on_both_servers!(ordinary_programs_work, what_an_object_store_cannot_do_is_refused);
+on_both_servers!(
+    ordinary_programs_work,
+    programs_that_go_back_in_large_files_work,
+    what_an_object_store_cannot_do_is_refused,
+);
 
 const WORKS: &[(&str, &str)] = &[
     ("write and read", "echo one > f; test \"$(cat f)\" = one"),
@@ -111,9 +117,149 @@ const WORKS: &[(&str, &str)] = &[
         "follow a log",
         "echo one > log; exec 3>> log; echo two >&3; test $(tail -n 1 log) = two; exec 3>&-; test $(wc -l < log) = 2",
     ),
+    (
+        "vim",
+        "echo one > f; vim.tiny -u NONE -es -c '%s/one/two/' -c wq f < /dev/null; test \"$(cat f)\" = two; test \"$(ls -A)\" = f",
+    ),
+    (
+        "vim with a backup",
+        "echo one > f; vim.tiny -u NONE -es -c 'set backup backupcopy=no' -c '%s/one/two/' -c wq f < /dev/null; test \"$(cat f f~)\" = \"$(printf 'two\\none')\"",
+    ),
+    ("ed", "echo one > f; printf '1s/one/two/\\nw\\nq\\n' | ed -s f; test \"$(cat f)\" = two"),
+    (
+        "sed -i",
+        "echo one > f; chmod 640 f; sed -i.bak s/one/two/ f; test \"$(cat f f.bak)\" = \"$(printf 'two\\none')\"; test $(stat -c %a f) = 640",
+    ),
+    ("perl -i", "echo one > f; perl -i -pe s/one/two/ f; test \"$(cat f)\" = two"),
+    (
+        "patch",
+        "printf 'a\\nb\\n' > f; printf 'a\\nc\\n' > $OUTSIDE/g; diff -u f $OUTSIDE/g > p.diff || true; patch -s f p.diff; cmp f $OUTSIDE/g; patch -s -R -b f p.diff; test \"$(cat f)\" = \"$(printf 'a\\nb')\"",
+    ),
+    ("sort -o", "printf 'b\\na\\n' > f; sort -o f f; test \"$(head -n 1 f)\" = a"),
+    (
+        "split and cat",
+        "head -c 300000 /dev/urandom > f; split -b 65536 f part.; cat part.* > g; cmp f g; test $(ls part.* | wc -l) = 5",
+    ),
+    (
+        "gzip",
+        "head -c 300000 /dev/zero > f; gzip f; test ! -e f; gzip -t f.gz; gunzip f.gz; test $(stat -c %s f) = 300000",
+    ),
+    ("xz", "head -c 300000 /dev/zero > f; xz -k f; rm f; xz -d f.xz; test $(stat -c %s f) = 300000; test ! -e f.xz"),
+    (
+        "install",
+        "echo one > $OUTSIDE/f; install -D -m 750 $OUTSIDE/f a/b/g; test \"$(cat a/b/g)\" = one; test $(stat -c %a a/b/g) = 750",
+    ),
+    (
+        "cp -a",
+        "mkdir -p d/e; echo one > d/f; chmod 600 d/f; touch -d 2021-01-01T00:00:00Z d/f; ln -s ../f d/e/l; cp -a d copy; test $(stat -c %a:%Y copy/f) = 600:1609459200; test $(readlink copy/e/l) = ../f; diff -r d copy",
+    ),
+    (
+        "cp -p over a file",
+        "echo one > f; touch -d 2021-01-01T00:00:00Z f; echo longer > g; cp -p f g; test \"$(cat g)\" = one; test $(stat -c %Y g) = 1609459200",
+    ),
+    (
+        "mktemp",
+        "f=$(mktemp -p .); echo one > $f; test $(stat -c %a $f) = 600; d=$(mktemp -d -p .); echo two > $d/g; rm -r $d $f",
+    ),
+    ("here document", "cat > f <<END\none\ntwo\nEND\ncat >> f <<END\nthree\nEND\ntest $(wc -l < f) = 3"),
+    (
+        "read and write through one descriptor",
+        "echo 0123 > f; exec 3<> f; read -n 2 a <&3; echo -n X >&3; exec 3>&-; test \"$(cat f)\" = 01X3",
+    ),
+    ("tee -a", "echo one > f; echo two | tee -a f g > /dev/null; test $(wc -l < f) = 2; test \"$(cat g)\" = two"),
+    (
+        "truncate by an amount",
+        "echo -n 0123456789 > f; truncate -s +5 f; test $(stat -c %s f) = 15; truncate -s -10 f; test \"$(cat f)\" = 01234",
+    ),
+    ("umask", "umask 077; echo one > f; test $(stat -c %a f) = 600"),
+    (
+        "touch -r",
+        "echo one > f; touch -d 2021-01-01T00:00:00Z f; echo two > g; touch -r f g; test $(stat -c %Y g) = 1609459200; test ! g -nt f",
+    ),
+    (
+        "dpkg-deb",
+        "mkdir -p $OUTSIDE/p/DEBIAN $OUTSIDE/p/usr/bin; printf 'Package: p\\nVersion: 1\\nArchitecture: all\\nMaintainer: m\\nDescription: d\\n' > $OUTSIDE/p/DEBIAN/control; printf '#!/bin/sh\\necho ran\\n' > $OUTSIDE/p/usr/bin/p; chmod 755 $OUTSIDE/p/usr/bin/p; ln -s p $OUTSIDE/p/usr/bin/q; dpkg-deb --root-owner-group -b $OUTSIDE/p p.deb > /dev/null; dpkg-deb -x p.deb x; test \"$(x/usr/bin/q)\" = ran",
+    ),
+    (
+        "logrotate",
+        "chmod go-w .; printf '%s {\\n su root root\\n rotate 2\\n create\\n}\\n%s {\\n su root root\\n rotate 2\\n copytruncate\\n compress\\n}\\n' $PWD/a.log $PWD/b.log > $OUTSIDE/conf; echo one > a.log; echo one > b.log; logrotate -f -s $OUTSIDE/state $OUTSIDE/conf; echo two >> a.log; echo two >> b.log; test \"$(cat a.log a.log.1)\" = \"$(printf 'two\\none')\"; test \"$(cat b.log)\" = two; test \"$(zcat b.log.1.gz)\" = one",
+    ),
+    (
+        "python zipfile",
+        "python3 -c \"import zipfile, os\nz = zipfile.ZipFile('z', 'w'); z.writestr('a', os.urandom(100000)); z.close()\nz = zipfile.ZipFile('z', 'a'); z.writestr('b', 'two'); z.close()\nz = zipfile.ZipFile('z'); assert z.testzip() is None and z.read('b') == b'two'\"",
+    ),
+    (
+        "a large python zipfile",
+        "python3 -c \"import zipfile, os\nz = zipfile.ZipFile('z', 'w'); f = z.open('a', 'w', force_zip64=True); [f.write(os.urandom(1 << 20)) for _ in range(12)]; f.close(); z.close()\nz = zipfile.ZipFile('z'); assert z.testzip() is None\"",
+    ),
+    (
+        "python tarfile",
+        "python3 -c \"import tarfile, io\ndef add(mode, name):\n t = tarfile.open('t', mode); i = tarfile.TarInfo(name); i.size = 5; t.addfile(i, io.BytesIO(b'12345')); t.close()\nadd('w', 'a'); add('a', 'b')\nassert tarfile.open('t').getnames() == ['a', 'b']\"",
+    ),
+    (
+        "python shelve and dbm",
+        "python3 -c \"import shelve, dbm.dumb\nfor v in range(3):\n d = shelve.open('s'); d['k%d' % v] = v; d.close()\nd = shelve.open('s'); assert sorted(d) == ['k0', 'k1', 'k2']; d.close()\nd = dbm.dumb.open('d', 'c'); d['a'] = 'b'; d.close(); assert dbm.dumb.open('d')['a'] == b'b'\"",
+    ),
+    (
+        "a mapped file that is made",
+        "python3 -c \"import mmap\nf = open('f', 'w+b'); f.truncate(100000); m = mmap.mmap(f.fileno(), 0); m[99990:100000] = b'0123456789'; m.close(); f.close()\nassert open('f', 'rb').read()[99990:] == b'0123456789'\"",
+    ),
+    (
+        "python tempfile and os.replace",
+        "python3 -c \"import tempfile, os\nf = tempfile.NamedTemporaryFile('w', dir='.', delete=False); f.write('x'); f.close(); os.replace(f.name, 'g')\nt = tempfile.TemporaryFile(dir='.'); t.write(b'y'); t.seek(0); assert t.read() == b'y'; t.close()\nassert os.listdir('.') == ['g']\"",
+    ),
+    (
+        "sqlite with a write-ahead log",
+        "sqlite3 db 'pragma journal_mode=wal; create table t(a); insert into t values(1); insert into t values(2);' > /dev/null; sqlite3 db 'insert into t values(3)'; test $(sqlite3 db 'select sum(a) from t') = 6; test $(sqlite3 db 'pragma integrity_check') = ok",
+    ),
+    (
+        "a static library",
+        "printf 'int f(void) { return 0; }\\n' > f.c; printf 'int f(void); int main(void) { return f(); }\\n' > m.c; gcc -c f.c m.c; ar rcs libf.a f.o; ranlib libf.a; gcc -o m m.o -L. -lf; strip m; ./m",
+    ),
+    (
+        "git branches, stash and worktree",
+        "export GIT_AUTHOR_NAME=n GIT_AUTHOR_EMAIL=e GIT_COMMITTER_NAME=n GIT_COMMITTER_EMAIL=e; git init -q r; cd r; echo one > a; git add a; git commit -qm one; git checkout -qb other; echo two > b; git add b; git commit -qm two; git checkout -q -; git merge -q --no-ff -m merged other; echo three >> a; git stash -q; git stash pop -q; git commit -qam three; git worktree add -q ../w; test \"$(cat ../w/b)\" = two; git fsck --no-progress; test -z \"$(git status --short)\"",
+    ),
+    (
+        "rsync in place",
+        "head -c 200000 /dev/urandom > $OUTSIDE/a; rsync -a $OUTSIDE/a f; printf X | dd of=$OUTSIDE/a bs=1 seek=1000 conv=notrunc status=none; rsync -a --inplace --no-whole-file -I $OUTSIDE/a f; cmp f $OUTSIDE/a; echo more >> $OUTSIDE/a; rsync --append $OUTSIDE/a f; cmp f $OUTSIDE/a",
+    ),
+    (
+        "rsync --delete",
+        "mkdir -p $OUTSIDE/a d; echo one > $OUTSIDE/a/f; echo two > d/old; rsync -a --delete $OUTSIDE/a/ d/; test \"$(ls d)\" = f",
+    ),
+    ("find -delete", "mkdir -p d/e; touch d/a d/e/b; find d -delete; test ! -e d"),
+    (
+        "allocate space",
+        "python3 -c \"import os; f = os.open('f', os.O_RDWR | os.O_CREAT); os.posix_fallocate(f, 0, 10000); os.close(f)\"; test $(stat -c %s f) = 10000",
+    ),
+    ("getfattr and setfattr", "echo 1 > f; setfattr -n user.a -v b f; test $(getfattr --only-values -n user.a f) = b"),
 ];
 
-const REFUSED: &[(&str, &str)] = &[("hard link", "echo 1 > f; ln f g"), ("named pipe", "mkfifo p")];
+/// With `--writes staged`: writers that go back after more than 8 MiB.
+const WORKS_STAGED: &[(&str, &str)] = &[
+    (
+        "wave",
+        "python3 -c \"import wave\nw = wave.open('w', 'wb'); w.setnchannels(1); w.setsampwidth(2); w.setframerate(44100)\nfor _ in range(12): w.writeframes(bytes(1 << 20))\nw.close()\nassert wave.open('w').getnframes() == 6 << 20\"",
+    ),
+    (
+        "seek back and read back",
+        "python3 -c \"f = open('f', 'wb')\nfor n in range(20): f.write(bytes([n]) * (1 << 20))\nf.seek(5); f.write(b'header'); f.close()\nd = open('f', 'rb').read(); assert d[5:11] == b'header' and len(d) == 20 << 20 and d[-1] == 19\"",
+    ),
+    (
+        "dd backwards",
+        "head -c 12000000 /dev/urandom > $OUTSIDE/a; for n in 11 10 9 8 7 6 5 4 3 2 1 0; do dd if=$OUTSIDE/a of=f bs=1000000 skip=$n seek=$n count=1 conv=notrunc status=none; done; cmp f $OUTSIDE/a",
+    ),
+    ("copy", "head -c 12000000 /dev/urandom > $OUTSIDE/a; cp -p $OUTSIDE/a f; cmp f $OUTSIDE/a; cp f g; cmp f g"),
+];
+
+const REFUSED: &[(&str, &str)] = &[
+    ("hard link", "echo 1 > f; ln f g"),
+    ("named pipe", "mkfifo p"),
+    ("fallocate(2)", "fallocate -l 10000 f"),
+    ("punch a hole", "head -c 10000 /dev/zero > f; fallocate --punch-hole -o 0 -l 4096 f"),
+    ("other extended attributes", "echo 1 > f; setfattr -n trusted.a -v b f"),
+];
 
 fn run(world: &World, directory: &Path, script: &str) -> Output {
     let outside = world.fixture.create_directory(&format!("outside-{}", directory.file_name().unwrap().display()));
@@ -127,10 +273,10 @@ fn run(world: &World, directory: &Path, script: &str) -> Output {
         .unwrap()
 }
 
-fn ordinary_programs_work(world: &World) {
-    let mount = world.mount();
+#[track_caller]
+fn check_works(world: &World, mount: EngineMount<'_>, programs: &[(&str, &str)]) {
     let mut failed = Vec::new();
-    for (number, (name, script)) in WORKS.iter().enumerate() {
+    for (number, (name, script)) in programs.iter().enumerate() {
         let directory = mount.path(&format!("{number}"));
         fs::create_dir(&directory).unwrap();
         let output = run(world, &directory, script);
@@ -138,8 +284,18 @@ fn ordinary_programs_work(world: &World) {
             failed.push(format!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
         }
     }
-    assert!(failed.is_empty(), "{} of {} fail:\n{}", failed.len(), WORKS.len(), failed.join("\n"));
+    assert!(failed.is_empty(), "{} of {} fail:\n{}", failed.len(), programs.len(), failed.join("\n"));
     mount.unmount();
+}
+
+fn ordinary_programs_work(world: &World) {
+    check_works(world, world.mount(), WORKS);
+}
+
+fn programs_that_go_back_in_large_files_work(world: &World) {
+    let stage = world.fixture.create_directory("stage");
+    let mount = world.engine().writable().argument("--writes=staged").argument("--stage").argument(&stage).mount();
+    check_works(world, mount, WORKS_STAGED);
 }
 
 fn what_an_object_store_cannot_do_is_refused(world: &World) {

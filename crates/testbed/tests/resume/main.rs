@@ -4,6 +4,7 @@
 mod closing;
 mod handles;
 mod keys;
+mod lost;
 mod moves;
 mod names;
 mod old_kernels;

@@ -2,9 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::time::Duration;
 
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, getxattr};
 use s3csi_s3_server::store::Store as _;
 use s3csi_s3_server::{Effect, Fault, S3Operation};
 use s3csi_testbed::fixture::Fixture;
@@ -157,4 +158,44 @@ fn a_closed_file_that_could_not_be_stored_is_stored_later() {
     denied.release();
     wait_for("the file is stored", || world.store.object(BUCKET, "file").is_some_and(|it| *it == *b"AB23456789"));
     kept.unmount();
+}
+
+/// Sets attributes of an open file, kills the engine and expects to find them after the file was closed.
+#[track_caller]
+fn check_attributes_survive(rule: &str, open: impl FnOnce(&World<'_>, &SupervisedMount<'_>) -> File) {
+    let fixture = Fixture::new(rule);
+    let world = World::new(&fixture);
+    let kept = world.mount();
+    let mut file = open(&world, &kept);
+    fsetxattr(&file, "user.colour", b"blue", XattrFlags::empty()).unwrap();
+    file.set_permissions(fs::Permissions::from_mode(0o640)).unwrap();
+    kept.kill_engine();
+    let mut value = [0; 4];
+    assert_eq!(fgetxattr(&file, "user.colour", &mut value[..]), Ok(4));
+    file.write_all(b"more").unwrap();
+    drop(file);
+    kept.kill_engine();
+    assert_eq!(getxattr(kept.path("file"), "user.colour", &mut value[..]), Ok(4));
+    assert_eq!(&value, b"blue");
+    assert_eq!(fs::metadata(kept.path("file")).unwrap().permissions().mode() & 0o7777, 0o640);
+    kept.unmount();
+}
+
+#[test]
+fn attributes_set_before_close_survive_while_a_new_file_is_written() {
+    check_attributes_survive("staged-attributes-new", |_, kept| {
+        let mut file = File::create(kept.path("file")).unwrap();
+        file.write_all(b"content").unwrap();
+        file
+    });
+}
+
+#[test]
+fn attributes_set_before_close_survive_while_a_file_is_edited() {
+    check_attributes_survive("staged-attributes-edited", |world, kept| {
+        world.put("file", b"0123456789");
+        let mut file = editable(kept, "file");
+        file.write_all(b"AB").unwrap();
+        file
+    });
 }

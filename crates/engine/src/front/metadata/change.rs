@@ -1,6 +1,7 @@
 //! Reads and changes the attributes that are stored with an object.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
@@ -16,6 +17,7 @@ use crate::state::NEW;
 
 /// How long a lookup waits for attributes that only the object knows.
 const PATIENCE: Duration = Duration::from_secs(1);
+const SET_IDS: u32 = libc::S_ISUID | libc::S_ISGID;
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     fn stores_metadata(&self) -> bool {
@@ -23,7 +25,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     /// The key of a node: that of its object, or of the marker of a directory.
-    fn metadata_key(&self, node: u64) -> FsResult<String> {
+    pub(super) fn metadata_key(&self, node: u64) -> FsResult<String> {
         let key = self.bucket.key(&self.table.path(node))?;
         Ok(if self.table.is_file(node) { key } else { format!("{key}/") })
     }
@@ -34,16 +36,41 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return attributes;
         }
         match self.known_metadata(node) {
-            Some(metadata) => StoredAttributes::parse(&metadata).apply(attributes, self.config.overrides),
+            Some(metadata) => {
+                let attributes = StoredAttributes::parse(&metadata).apply(attributes, self.config.overrides);
+                if u32::from(attributes.perm) & SET_IDS != 0 {
+                    self.has_set_ids.store(true, Ordering::Relaxed);
+                }
+                attributes
+            }
             None => attributes,
         }
     }
 
-    fn known_metadata(&self, node: u64) -> Option<UserMetadata> {
-        let key = self.metadata_key(node).ok()?;
-        if let Some(outgoing) = self.metadata.outgoing(&key) {
-            return Some(outgoing);
+    /// Clears the set-user-ID and set-group-ID bits of a file that is changed by a process that may not keep them.
+    pub(in crate::front) fn clear_set_ids(&self, node: u64) -> FsResult<()> {
+        // Most mounts never show such a file.
+        if !self.stores_metadata() || !self.has_set_ids.load(Ordering::Relaxed) || !self.table.is_file(node) {
+            return Ok(());
         }
+        let mode = self.known_metadata(node).and_then(|it| StoredAttributes::parse(&it).mode);
+        match mode.filter(|it| it & SET_IDS != 0) {
+            // Without permission to execute, the set-group-ID bit means something else.
+            Some(mode) if mode & libc::S_IXGRP == 0 => self.set_mode(node, mode & !libc::S_ISUID),
+            Some(mode) => self.set_mode(node, mode & !SET_IDS),
+            None => Ok(()),
+        }
+    }
+
+    fn set_mode(&self, node: u64, mode: u32) -> FsResult<()> {
+        self.set_metadata(node, &StoredAttributes { mode: Some(mode), ..StoredAttributes::default() })
+    }
+
+    fn known_metadata(&self, node: u64) -> Option<UserMetadata> {
+        if let Some(pending) = self.pending_metadata(node) {
+            return Some(pending);
+        }
+        let key = self.metadata_key(node).ok()?;
         if !self.table.is_file(node) {
             return self.metadata.latest(&key).map(|it| it.metadata.clone());
         }
@@ -61,18 +88,43 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     /// The headers of a stored object, asked for if they are not known.
-    fn headers_of(&self, node: u64, key: &str) -> FsResult<Arc<ObjectHeaders>> {
+    pub(super) fn headers_of(&self, node: u64, key: &str) -> FsResult<Arc<ObjectHeaders>> {
         let known = self.etag_of(node).and_then(|etag| self.metadata.get(key, &etag));
         if let Some(known) = known {
             return Ok(known);
         }
         // The answer is seen by the cache.
-        self.bucket.head(key)?;
-        Ok(self.metadata.latest(key).unwrap_or_default())
+        let is_there = self.bucket.head(key)?.is_some();
+        Ok(self.metadata.latest(key).filter(|_| is_there).unwrap_or_default())
+    }
+
+    /// What is stored with a file or directory, or will be, asked for if it is not known.
+    pub(super) fn current_metadata(&self, node: u64, key: &str) -> FsResult<UserMetadata> {
+        if let Some(pending) = self.pending_metadata(node) {
+            return Ok(pending);
+        }
+        if self.table.is_file(node) && self.table.has(node, NEW) {
+            return Ok(UserMetadata::new());
+        }
+        if !self.table.is_file(node)
+            && let Some(known) = self.metadata.latest(key)
+        {
+            return Ok(known.metadata.clone());
+        }
+        Ok(self.headers_of(node, key)?.metadata.clone())
     }
 
     /// The attributes after a look at the object, if a listing could not tell them.
     pub(in crate::front) fn with_fetched_metadata(&self, node: u64, attributes: FileAttr) -> FileAttr {
+        if self.stores_metadata()
+            && attributes.kind == FileType::Directory
+            && node != super::super::table::ROOT
+            && !self.table.has(node, NEW)
+            && let Ok(key) = self.metadata_key(node)
+            && self.metadata.is_marker_worth_asking(&key)
+        {
+            self.ask_for_headers(key);
+        }
         let is_unknown = self.stores_metadata()
             && attributes.kind == FileType::RegularFile
             && !self.table.has(node, NEW)
@@ -85,6 +137,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             self.ask_for_headers(key);
         }
         self.with_metadata(node, attributes)
+    }
+
+    /// The attributes of a listed file. One object of each directory is asked about, so that the kernel keeps the attributes of
+    /// a listing only where they are probably right.
+    pub(in crate::front) fn with_listed_metadata(&self, node: u64, attributes: FileAttr) -> FileAttr {
+        let is_first = self.stores_metadata()
+            && attributes.kind == FileType::RegularFile
+            && self.metadata_key(node).is_ok_and(|key| self.metadata.is_first_beside(&key));
+        if is_first { self.with_fetched_metadata(node, attributes) } else { self.with_metadata(node, attributes) }
     }
 
     /// Looks at an object, for as long as attributes are worth it: a store that is away must not make every lookup slow.
@@ -104,69 +165,88 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             && self.known_metadata(node).is_none()
     }
 
-    /// A new file has the permissions that its creator asked for.
-    pub(in crate::front) fn note_mode(&self, node: u64, mode: u32, usual: u16) {
+    /// What is stored with the marker of a new directory: the permissions that its creator asked for.
+    pub(in crate::front) fn marker_metadata(&self, mode: u32) -> UserMetadata {
+        let mut metadata = UserMetadata::new();
         let permissions = mode & super::PERMISSIONS;
-        if self.stores_metadata()
-            && permissions != u32::from(usual)
-            && let Ok(key) = self.metadata_key(node)
-        {
-            let mut metadata = UserMetadata::new();
-            StoredAttributes { mode: Some(mode), ..StoredAttributes::default() }.write(&mut metadata);
-            self.metadata.send(&key, metadata);
+        if self.stores_metadata() && permissions != u32::from(self.config.attributes.dir_mode) {
+            let mode = Some(libc::S_IFDIR | permissions);
+            StoredAttributes { mode, ..StoredAttributes::default() }.write(&mut metadata);
         }
+        metadata
     }
 
-    /// Before a stored file is replaced: what is known of it stays, but for its time.
-    pub(in crate::front) fn keep_metadata(&self, node: u64) {
-        if self.stores_metadata()
-            && !self.table.has(node, NEW)
-            && let Ok(key) = self.metadata_key(node)
-            && self.metadata.outgoing(&key).is_none()
-            && let Some(known) = self.metadata.latest(&key)
-        {
-            let kept = without_time(known.metadata.clone());
-            if !kept.is_empty() {
-                self.metadata.send(&key, kept);
-            }
+    /// A new file has the permissions that its creator asked for.
+    pub(in crate::front) fn note_mode(&self, node: u64, mode: u32, usual: u16) -> FsResult<()> {
+        if !self.stores_metadata() {
+            return Ok(());
+        }
+        let key = self.metadata_key(node)?;
+        // What was to be sent with an earlier file of that name does not belong to this one.
+        self.forget_pending(node);
+        self.metadata.take_outgoing(&key);
+        if mode & super::PERMISSIONS == u32::from(usual) {
+            return Ok(());
+        }
+        let mut metadata = UserMetadata::new();
+        StoredAttributes { mode: Some(mode), ..StoredAttributes::default() }.write(&mut metadata);
+        self.set_pending(node, &key, metadata)
+    }
+
+    /// A stored file is being replaced: what is known of it stays, but for its time.
+    pub(in crate::front) fn keep_metadata(&self, node: u64) -> FsResult<()> {
+        if !self.stores_metadata() || self.table.has(node, NEW) || self.pending_metadata(node).is_some() {
+            return Ok(());
+        }
+        let key = self.metadata_key(node)?;
+        self.metadata.take_outgoing(&key);
+        let kept = self.metadata.latest(&key).map(|it| without_time(it.metadata.clone()));
+        match kept.filter(|it| !it.is_empty()) {
+            Some(kept) => self.set_pending(node, &key, kept),
+            None => Ok(()),
         }
     }
 
     /// The metadata for the upload of a staged file.
-    pub(in crate::front) fn metadata_to_store(&self, node: u64, key: &str) -> UserMetadata {
+    pub(in crate::front) fn metadata_to_store(&self, node: u64, key: &str) -> FsResult<UserMetadata> {
         if !self.stores_metadata() {
-            return UserMetadata::new();
+            return Ok(UserMetadata::new());
         }
-        if let Some(outgoing) = self.metadata.outgoing(key) {
-            return outgoing;
+        if let Some(pending) = self.pending_metadata(node) {
+            return Ok(pending);
         }
         if self.table.has(node, NEW) {
-            return UserMetadata::new();
+            return Ok(UserMetadata::new());
         }
-        self.headers_of(node, key).map(|it| without_time(it.metadata.clone())).unwrap_or_default()
+        Ok(without_time(self.headers_of(node, key)?.metadata.clone()))
     }
 
     /// A staged file was stored with this metadata.
-    pub(in crate::front) fn note_metadata(&self, key: &str, etag: &str, metadata: UserMetadata) {
-        self.metadata.take_outgoing(key);
+    pub(in crate::front) fn note_metadata(&self, node: u64, key: &str, etag: &str, metadata: UserMetadata) {
+        self.forget_pending(node);
         self.metadata.insert(key, ObjectHeaders::new(etag, metadata));
     }
 
     /// chmod(2), chown(2), utimensat(2).
     pub(in crate::front) fn set_metadata(&self, node: u64, change: &StoredAttributes) -> FsResult<()> {
+        self.change_metadata(node, |metadata| {
+            change.write(metadata);
+            Ok(())
+        })
+    }
+
+    /// Changes what is stored with a file or directory: with its next upload, or now.
+    pub(super) fn change_metadata(
+        &self,
+        node: u64,
+        change: impl Fn(&mut UserMetadata) -> FsResult<()>,
+    ) -> FsResult<()> {
         let key = self.metadata_key(node)?;
-        let is_uploading = self.table.has(node, NEW) || self.staged.get(node).is_some() || self.has_writer(node);
-        if self.table.is_file(node) && is_uploading {
-            let mut metadata = self.metadata_to_store(node, &key);
-            change.write(&mut metadata);
-            self.metadata.send(&key, metadata);
-            self.with_copy(node, |file| {
-                file.slot().set(crate::state::DIRTY);
-            });
-            return Ok(());
-        }
         if !self.table.is_file(node) {
-            return self.set_directory_metadata(node, &key, change);
+            return self.change_directory(node, &key, change);
+        }
+        if self.is_uploading(node) {
+            return self.change_pending(node, &key, change);
         }
         if !self.config.allow_overwrite {
             return Err(FsError::new(
@@ -176,48 +256,74 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         let headers = self.headers_of(node, &key)?;
         let mut metadata = headers.metadata.clone();
-        change.write(&mut metadata);
+        change(&mut metadata)?;
         if metadata == headers.metadata {
             return Ok(());
+        }
+        if StoredAttributes::parse(&metadata).mtime.is_none() {
+            // The time of the object is that of its copy.
+            let mtime = Some(self.attributes(node)?.attr.mtime);
+            StoredAttributes { mtime, ..StoredAttributes::default() }.write(&mut metadata);
         }
         self.bucket.replace_metadata(&key, &metadata, &headers)?;
         self.revalidate_node(node)
     }
 
-    fn set_directory_metadata(&self, node: u64, key: &str, change: &StoredAttributes) -> FsResult<()> {
-        let mut metadata = self.metadata.latest(key).map(|it| it.metadata.clone()).unwrap_or_default();
-        change.write(&mut metadata);
+    fn change_pending(&self, node: u64, key: &str, change: impl Fn(&mut UserMetadata) -> FsResult<()>) -> FsResult<()> {
+        let change = || {
+            let mut metadata = self.metadata_to_store(node, key)?;
+            change(&mut metadata)?;
+            self.set_pending(node, key, metadata)
+        };
+        let changed = self.with_copy(node, |file| {
+            // What is being stored now is not changed.
+            let _turn = file.lock();
+            if file.is_lost() {
+                return Err(file.lost());
+            }
+            change()?;
+            file.slot().set(crate::state::DIRTY);
+            Ok(())
+        });
+        if let Some(changed) = changed {
+            return changed;
+        }
+        change()?;
+        // The upload may have been completed meanwhile, or the file was staged.
+        self.with_copy(node, |file| file.slot().set(crate::state::DIRTY));
+        if !self.is_uploading(node) {
+            self.send_late_metadata(node);
+        }
+        Ok(())
+    }
+
+    fn change_directory(
+        &self,
+        node: u64,
+        key: &str,
+        change: impl Fn(&mut UserMetadata) -> FsResult<()>,
+    ) -> FsResult<()> {
         if node == super::super::table::ROOT || !self.config.allow_delete {
             return Ok(());
         }
+        let before = self.current_metadata(node, key)?;
+        let mut metadata = before.clone();
+        change(&mut metadata)?;
+        if metadata == before {
+            return Ok(());
+        }
         let etag = self.bucket.put(key, Vec::new(), crate::front::bucket::WriteCondition::None, &metadata)?;
-        self.note_metadata(key, &etag, metadata);
+        self.metadata.insert(key, ObjectHeaders::new(&etag, metadata));
         Ok(())
     }
 
     /// The object has new metadata, and perhaps another `ETag`.
-    fn revalidate_node(&self, node: u64) -> FsResult<()> {
+    pub(super) fn revalidate_node(&self, node: u64) -> FsResult<()> {
         self.table.forget_pages(node);
         let (parent, name) = self.table.location(node)?;
         let directory = self.inode(parent)?;
         let inode = self.inode(node)?;
         let _ = block_on(self.metablock.getattr(inode, true));
         self.revalidate(parent, directory, &name)
-    }
-
-    /// An upload was completed: sends what was set too late to go along with it.
-    pub(in crate::front) fn send_late_metadata(&self, node: u64) {
-        let Ok(key) = self.metadata_key(node) else { return };
-        let Some(metadata) = self.metadata.take_outgoing(&key).filter(|it| !it.is_empty()) else { return };
-        let sent = self.headers_of(node, &key).and_then(|headers| {
-            if headers.metadata == metadata {
-                return Ok(());
-            }
-            self.bucket.replace_metadata(&key, &metadata, &headers)?;
-            self.revalidate_node(node)
-        });
-        if let Err(error) = sent {
-            tracing::warn!(key, %error, "cannot store the attributes of a file");
-        }
     }
 }

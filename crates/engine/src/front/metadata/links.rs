@@ -11,7 +11,7 @@ use mountpoint_s3_client::types::ETag;
 use mountpoint_s3_fs::fs::{Entry, ToErrno};
 
 use super::{MetadataMode, StoredAttributes};
-use crate::client::UserMetadata;
+use crate::client::{ObjectHeaders, UserMetadata};
 use crate::front::bucket::WriteCondition;
 use crate::front::resume::Delivery;
 use crate::front::{Front, FsError, FsResult};
@@ -72,7 +72,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         });
         let etag = stored?;
         finished.map_err(|error| FsError::new(error.to_errno(), error.to_string()))?;
-        self.note_metadata(key, &etag, metadata);
+        self.metadata.insert(key, ObjectHeaders::new(&etag, metadata));
         Ok(())
     }
 

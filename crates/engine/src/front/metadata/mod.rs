@@ -1,13 +1,18 @@
-//! Mode, owner and times of files as object metadata, in the spelling of s3fs, which rclone reads, too.
+//! Mode, owner, times and extended attributes of files as object metadata, in the spelling of s3fs. rclone reads it, but for
+//! extended attributes.
 
 mod change;
 mod links;
+mod pending;
+mod xattrs;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::{FileAttr, FileType};
 
 use crate::client::UserMetadata;
+
+pub use xattrs::is_user_xattr;
 
 const MODE: &str = "mode";
 const UID: &str = "uid";
@@ -17,7 +22,7 @@ const PERMISSIONS: u32 = 0o7777;
 /// The largest decimal value that is a mode. rclone writes octal digits, which are larger as a decimal number.
 const LARGEST_MODE: u32 = 0o177_777;
 
-/// How chmod(2), chown(2), utimensat(2) and symlink(2) are handled.
+/// How chmod(2), chown(2), utimensat(2), symlink(2) and setxattr(2) are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetadataMode {
     /// Refused on stored files.

@@ -3,12 +3,16 @@
 //! A block is absent (its bytes are those of the object that the file replaces), present, or dirty (changed here). The states
 //! are in a file of their own, so that a successor knows them: a block is marked dirty before it is changed, and present after
 //! it was fetched.
+//!
+//! Other programs can reach these files. A file that is shorter than it should be would be made long again by the next write,
+//! with zeros in it, so its length is compared before each use.
 
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -36,6 +40,9 @@ pub enum BlockError {
         cause: io::Error,
     },
 
+    #[error("a staging file is shorter than what was written to it: another program changed it")]
+    Damaged,
+
     #[error("cannot fetch the part of the object that is edited")]
     Fetch,
 }
@@ -58,6 +65,8 @@ pub struct BlockFile {
     data: File,
     map: File,
     blocks: Mutex<Blocks>,
+    /// Another program removed it, which was logged.
+    is_removed: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +74,8 @@ struct Blocks {
     states: Vec<u8>,
     /// Bytes of the old object that are still part of the file.
     base_length: u64,
+    /// The data has at least as many bytes, unless another program changed it.
+    length: u64,
 }
 
 impl BlockFile {
@@ -74,30 +85,44 @@ impl BlockFile {
         let data = directory.create(id, DATA).map_err(io)?;
         let map = directory.create(id, MAP).map_err(io)?;
         data.set_len(length).map_err(io)?;
-        let blocks = Blocks { states: vec![ABSENT; count(length)], base_length: length };
-        let file = Self { id, directory: Arc::clone(directory), data, map, blocks: Mutex::default() };
+        let blocks = Blocks { states: vec![ABSENT; count(length)], base_length: length, length };
+        let file = Self::new(id, directory, data, map, Blocks::default());
         file.write_map(&blocks).map_err(io)?;
         *file.blocks.lock() = blocks;
         Ok(file)
     }
 
-    /// The file of a previous engine.
-    pub fn reopen(id: u64, directory: &Arc<StageDirectory>) -> io::Result<Self> {
-        let data = directory.reopen(id, DATA)?;
-        let map = directory.reopen(id, MAP)?;
+    /// The file of a previous engine, which has acknowledged `length` bytes.
+    pub fn reopen(id: u64, directory: &Arc<StageDirectory>, length: u64) -> Result<Self, BlockError> {
+        let io = |cause| BlockError::Io { cause };
+        let data = directory.reopen(id, DATA).map_err(io)?;
+        let map = directory.reopen(id, MAP).map_err(io)?;
         let mut header = 0_u64.to_le_bytes();
-        map.read_exact_at(&mut header, 0)?;
-        let length = usize::try_from(map.metadata()?.len().saturating_sub(MAP_HEADER)).unwrap_or(0);
-        let mut states = vec![ABSENT; length];
-        map.read_exact_at(&mut states, MAP_HEADER)?;
+        map.read_exact_at(&mut header, 0).map_err(io)?;
+        let known = usize::try_from(map.metadata().map_err(io)?.len().saturating_sub(MAP_HEADER)).unwrap_or(0);
+        let mut states = vec![ABSENT; known];
+        map.read_exact_at(&mut states, MAP_HEADER).map_err(io)?;
+        let is_whole = length <= data.metadata().map_err(io)?.len() && count(length) <= known;
+        if !is_whole || states.iter().any(|it| DIRTY < *it) {
+            return Err(BlockError::Damaged);
+        }
         directory.count(states.iter().filter(|it| **it != ABSENT).count() as u64 * BLOCK);
-        let blocks = Mutex::new(Blocks { states, base_length: u64::from_le_bytes(header) });
-        Ok(Self { id, directory: Arc::clone(directory), data, map, blocks })
+        let file =
+            Self::new(id, directory, data, map, Blocks { states, base_length: u64::from_le_bytes(header), length });
+        // What was written or cut off when the engine died was not acknowledged.
+        file.set_length(length)?;
+        Ok(file)
+    }
+
+    fn new(id: u64, directory: &Arc<StageDirectory>, data: File, map: File, blocks: Blocks) -> Self {
+        let (directory, blocks) = (Arc::clone(directory), Mutex::new(blocks));
+        Self { id, directory, data, map, blocks, is_removed: AtomicBool::new(false) }
     }
 
     /// Reads up to `bytes.len()` bytes; the caller knows that they are inside the file.
     pub fn read(&self, offset: u64, bytes: &mut [u8], fetch: RangeFetch<'_>) -> Result<(), BlockError> {
         let range = offset..offset + bytes.len() as u64;
+        self.check()?;
         for number in numbers(&range) {
             self.ensure_present(number, fetch)?;
         }
@@ -108,6 +133,7 @@ impl BlockFile {
     pub fn write(&self, offset: u64, bytes: &[u8], fetch: RangeFetch<'_>) -> Result<(), BlockError> {
         let io = |cause| BlockError::Io { cause };
         let range = offset..offset + bytes.len() as u64;
+        self.check()?;
         for number in numbers(&range) {
             let block = number as u64 * BLOCK..(number as u64 + 1) * BLOCK;
             let is_replaced = range.start <= block.start && block.end <= range.end;
@@ -116,12 +142,16 @@ impl BlockFile {
             }
             self.mark(number, DIRTY)?;
         }
-        self.data.write_all_at(bytes, offset).map_err(io)
+        self.data.write_all_at(bytes, offset).map_err(io)?;
+        let mut blocks = self.blocks.lock();
+        blocks.length = blocks.length.max(range.end);
+        Ok(())
     }
 
     /// What is cut off reads as zeros if the file grows again.
     pub fn set_length(&self, length: u64) -> Result<(), BlockError> {
         let io = |cause| BlockError::Io { cause };
+        self.check()?;
         let mut blocks = self.blocks.lock();
         let states = count(length);
         let kept = states.min(blocks.states.len());
@@ -131,7 +161,9 @@ impl BlockFile {
         blocks.states.resize(states, ABSENT);
         self.write_map(&blocks).map_err(io)?;
         self.directory.release(dropped as u64 * BLOCK);
-        self.data.set_len(length).map_err(io)
+        self.data.set_len(length).map_err(io)?;
+        blocks.length = length;
+        Ok(())
     }
 
     /// How a file of `length` bytes is made of the old object and of what was changed.
@@ -159,6 +191,23 @@ impl BlockFile {
             *state = if *state == DIRTY { PRESENT } else { *state };
         }
         self.write_map(&blocks)
+    }
+
+    fn check(&self) -> Result<(), BlockError> {
+        let blocks = self.blocks.lock();
+        let found = self.data.metadata().map_err(|cause| BlockError::Io { cause })?;
+        if found.len() < blocks.length {
+            return Err(BlockError::Damaged);
+        }
+        let is_removed = found.nlink() == 0 && self.directory.has_names();
+        if is_removed && !self.is_removed.swap(true, Ordering::Relaxed) {
+            let file = self.directory.path(self.id);
+            tracing::error!(
+                ?file,
+                "another program removed a staging file; this engine still stores it, but a successor could not"
+            );
+        }
+        Ok(())
     }
 
     fn ensure_present(&self, number: usize, fetch: RangeFetch<'_>) -> Result<(), BlockError> {
@@ -194,7 +243,11 @@ impl BlockFile {
         if before == ABSENT && !self.directory.reserve(BLOCK) {
             return Err(BlockError::NoSpace);
         }
-        self.set_state(&mut blocks, number, state)
+        self.set_state(&mut blocks, number, state).inspect_err(|_| {
+            if before == ABSENT {
+                self.directory.release(BLOCK);
+            }
+        })
     }
 
     fn set_state(&self, blocks: &mut Blocks, number: usize, state: u8) -> Result<(), BlockError> {
@@ -323,11 +376,38 @@ mod tests {
         let world = World::new(3 * BLOCK);
         let file = world.file();
         file.write(BLOCK + 1, b"changed", &|range| world.fetch(&range)).unwrap();
-        let successor = BlockFile::reopen(1, &world.directory).unwrap();
+        let successor = BlockFile::reopen(1, &world.directory, 3 * BLOCK).unwrap();
         std::mem::forget(file);
         assert_eq!(read(&world, &successor, BLOCK + 1, 7), b"changed");
         assert_eq!(world.fetches.load(Ordering::Relaxed), 1);
         assert_eq!(successor.pieces(3 * BLOCK)[1], Piece::Upload(BLOCK..2 * BLOCK));
+    }
+
+    #[test]
+    fn a_file_that_was_shortened_is_neither_written_nor_read() {
+        let world = World::new(2 * BLOCK);
+        let file = world.file();
+        file.write(0, b"changed", &|range| world.fetch(&range)).unwrap();
+        file.data.set_len(5).unwrap();
+        let damaged = |result: Result<(), BlockError>| assert!(matches!(result, Err(BlockError::Damaged)));
+        damaged(file.write(2 * BLOCK, b"more", &|range| world.fetch(&range)));
+        damaged(file.read(0, &mut [0; 7], &|range| world.fetch(&range)));
+        damaged(file.set_length(3 * BLOCK));
+        damaged(BlockFile::reopen(1, &world.directory, 2 * BLOCK).map(std::mem::forget));
+        file.data.set_len(2 * BLOCK).unwrap();
+        file.map.set_len(MAP_HEADER + 1).unwrap();
+        damaged(BlockFile::reopen(1, &world.directory, 2 * BLOCK).map(std::mem::forget));
+    }
+
+    #[test]
+    fn a_successor_cuts_off_what_was_not_acknowledged() {
+        let world = World::new(0);
+        let file = world.file();
+        file.write(0, b"acknowledged, not", &|range| world.fetch(&range)).unwrap();
+        let successor = BlockFile::reopen(1, &world.directory, 12).unwrap();
+        std::mem::forget(file);
+        successor.set_length(17).unwrap();
+        assert_eq!(read(&world, &successor, 0, 17), b"acknowledged\0\0\0\0\0");
     }
 
     #[test]

@@ -71,8 +71,28 @@ impl StageDirectory {
         {
             return Ok(file);
         }
-        let path = file(&mount_directory.make()?, id, suffix);
-        options.create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)
+        let directory = mount_directory.make()?;
+        options.create(true).truncate(true).custom_flags(libc::O_NOFOLLOW);
+        match options.open(file(&directory, id, suffix)) {
+            // Another program removed the directory.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+                options.open(file(&directory, id, suffix))
+            }
+            opened => opened,
+        }
+    }
+
+    /// Whether files have names, so that a successor finds them.
+    pub fn has_names(&self) -> bool {
+        self.lifetime == Lifetime::Mount
+    }
+
+    /// Where the file of this slot is, for people who read logs.
+    pub fn path(&self, id: u64) -> Option<PathBuf> {
+        let mount_directory = self.mount_directory.as_ref()?;
+        let own = mount_directory.own.lock();
+        Some(own.as_ref().map_or_else(|| mount_directory.parent.clone(), |own| file(own, id, "")))
     }
 
     /// The file that a previous engine made for this slot.
@@ -164,12 +184,24 @@ mod tests {
         let state = State::private().unwrap();
         let open = |state: &State| StageDirectory::open(parent.path(), true, 10, state, Lifetime::Mount).unwrap();
         open(&state).create(7, "").unwrap();
+        assert!(open(&state).path(7).is_some());
         state.note_exchange(b"question", b"answer");
         assert!(open(&state).reopen(7, "").is_ok());
         let other = State::private().unwrap();
         open(&other);
         assert!(open(&state).reopen(7, "").is_err());
         assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_directory_that_another_program_removed_is_made_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let state = State::private().unwrap();
+        let directory = StageDirectory::open(parent.path(), true, 10, &state, Lifetime::Mount).unwrap();
+        directory.create(7, "").unwrap();
+        fs::remove_dir_all(directory.path(7).unwrap().parent().unwrap()).unwrap();
+        directory.create(8, "").unwrap();
+        assert!(directory.reopen(8, "").is_ok() && directory.reopen(7, "").is_err());
     }
 
     #[test]

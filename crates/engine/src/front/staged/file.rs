@@ -8,12 +8,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuser::FileAttr;
 use parking_lot::{Mutex, MutexGuard, RwLock};
+use s3csi_core::chain::Chain;
 
 use super::blocks::{BlockError, BlockFile, Piece, RangeFetch};
 use super::directory::StageDirectory;
 use crate::front::resume::Delivery;
 use crate::front::{FsError, FsResult};
-use crate::state::{DIRTY, IN_DIRECTORY, LONGEST_SPOOLED, Slot, State};
+use crate::state::{DIRTY, IN_DIRECTORY, LONGEST_SPOOLED, POISONED, Slot, State};
 
 const STAT_BLOCK: u64 = 512;
 
@@ -51,6 +52,8 @@ pub struct Object {
 enum Bytes {
     Spool,
     Blocks(BlockFile),
+    /// The copy was dropped, and its slot belongs to others.
+    Freed,
 }
 
 /// Counts a copy in the staging directory: no mounter without that directory can continue the mount meanwhile.
@@ -107,14 +110,24 @@ impl StagedFile {
         }
     }
 
-    /// The copy of a previous engine.
-    pub fn reopen(new: NewCopy, state: &State, directory: &Arc<StageDirectory>) -> std::io::Result<Self> {
+    /// The copy of a previous engine. One whose bytes are gone is lost, and says so whenever it is used.
+    pub fn reopen(new: NewCopy, state: &State, directory: &Arc<StageDirectory>) -> Self {
         let file = Self::new(new, state, directory);
         if file.slot().has(IN_DIRECTORY) {
-            *file.bytes.write() = Bytes::Blocks(BlockFile::reopen(file.id, directory)?);
-            *file.on_disk.lock() = Some(OnDisk::count(state));
+            match BlockFile::reopen(file.id, directory, file.length()) {
+                Ok(blocks) => {
+                    *file.bytes.write() = Bytes::Blocks(blocks);
+                    *file.on_disk.lock() = Some(OnDisk::count(state));
+                }
+                Err(error) => {
+                    tracing::error!(staging_file = ?directory.path(file.id), error = %Chain(&error), "a staging file is lost");
+                    file.slot().set(POISONED);
+                    file.slot().count.store(0, Ordering::Release);
+                    file.slot().clear(IN_DIRECTORY);
+                }
+            }
         }
-        Ok(file)
+        file
     }
 
     /// Takes the content of the object, of which nothing was fetched yet.
@@ -142,6 +155,28 @@ impl StagedFile {
 
     pub fn is_dirty(&self) -> bool {
         self.slot().has(DIRTY)
+    }
+
+    /// Whether something that was written to it is missing. It is never stored then.
+    pub fn is_lost(&self) -> bool {
+        matches!(&*self.bytes.read(), Bytes::Freed) || self.slot().has(POISONED)
+    }
+
+    /// What every use of a lost copy reports.
+    pub fn lost(&self) -> FsError {
+        let place = match self.directory.path(self.id) {
+            Some(path) => format!("staging file {}", path.display()),
+            None => "in memory".into(),
+        };
+        let reason = format!(
+            "something that was written to the local copy of this file ({place}) is missing, so it is not stored and the \
+             object stays as it was; close the file in all programs and write it again"
+        );
+        FsError::new(libc::EIO, reason)
+    }
+
+    fn must_be_whole(&self) -> FsResult<()> {
+        if self.is_lost() { Err(self.lost()) } else { Ok(()) }
     }
 
     pub fn modified(&self) -> SystemTime {
@@ -204,6 +239,7 @@ impl StagedFile {
     }
 
     pub fn read(&self, offset: u64, size: usize, fetch: RangeFetch<'_>) -> FsResult<Vec<u8>> {
+        self.must_be_whole()?;
         let available = self.length().saturating_sub(offset);
         let size = usize::try_from(available).map_or(size, |it| it.min(size));
         let mut bytes = vec![0; size];
@@ -218,12 +254,17 @@ impl StagedFile {
                 .spool()
                 .read(self.number, offset, bytes)
                 .map_err(|error| FsError::new(libc::EIO, format!("cannot read the spool: {error}"))),
-            Bytes::Blocks(blocks) => blocks.read(offset, bytes, fetch).map_err(|error| self.failed(&error)),
+            Bytes::Blocks(blocks) => blocks.read(offset, bytes, fetch).map_err(|error| match error {
+                BlockError::Damaged => self.failed_to_change(&error),
+                _ => self.failed(&error),
+            }),
+            Bytes::Freed => Err(self.lost()),
         }
     }
 
     /// Writes with the lock held. An append that is sent again is written where it was written before.
     pub fn write(&self, write: &StagedWrite<'_>, fetch: RangeFetch<'_>) -> FsResult<()> {
+        self.must_be_whole()?;
         let slot = self.slot();
         let offset = match write.is_append {
             false => write.offset,
@@ -252,8 +293,8 @@ impl StagedFile {
             self.move_to_directory(end)?;
         }
         match &*self.bytes.read() {
-            Bytes::Blocks(blocks) => blocks.write(offset, data, fetch).map_err(|error| self.failed(&error)),
-            Bytes::Spool => Err(too_large()),
+            Bytes::Blocks(blocks) => blocks.write(offset, data, fetch).map_err(|error| self.failed_to_change(&error)),
+            Bytes::Spool | Bytes::Freed => Err(too_large()),
         }
     }
 
@@ -265,24 +306,35 @@ impl StagedFile {
 
     /// Changes the length with the lock held.
     pub fn set_length(&self, length: u64) -> FsResult<()> {
+        self.must_be_whole()?;
         let slot = self.slot();
+        let before = self.length();
         slot.set(DIRTY);
-        if matches!(&*self.bytes.read(), Bytes::Spool)
-            && !self.state.spool().set_length(self.number, self.length(), length)
-        {
+        // A successor cuts off what is behind the length, and takes a file that is shorter for a damaged one.
+        slot.count.store(length.min(before), Ordering::Release);
+        let changed = self.set_length_of_bytes(before, length);
+        slot.count.store(if changed.is_ok() { length } else { before }, Ordering::Release);
+        self.set_modified(SystemTime::now());
+        changed
+    }
+
+    fn set_length_of_bytes(&self, before: u64, length: u64) -> FsResult<()> {
+        if matches!(&*self.bytes.read(), Bytes::Spool) {
+            if self.state.spool().set_length(self.number, before, length) {
+                return Ok(());
+            }
             self.move_to_directory(length)?;
         }
-        if let Bytes::Blocks(blocks) = &*self.bytes.read() {
-            blocks.set_length(length).map_err(|error| self.failed(&error))?;
+        match &*self.bytes.read() {
+            Bytes::Blocks(blocks) => blocks.set_length(length).map_err(|error| self.failed_to_change(&error)),
+            Bytes::Spool | Bytes::Freed => Err(too_large()),
         }
-        slot.count.store(length, Ordering::Release);
-        self.set_modified(SystemTime::now());
-        Ok(())
     }
 
     /// The spool has no room for a file of `needed` bytes.
     fn move_to_directory(&self, needed: u64) -> FsResult<()> {
         if !self.directory.is_available() {
+            self.slot().set(POISONED);
             return Err(no_directory(needed));
         }
         let mut content = vec![0; usize::try_from(self.length()).map_err(|_| too_large())?];
@@ -291,7 +343,7 @@ impl StagedFile {
             blocks.write(0, &content, &|_| None)?;
             Ok(blocks)
         });
-        let blocks = moved.map_err(|error| self.failed(&error))?;
+        let blocks = moved.map_err(|error| self.failed_to_change(&error))?;
         // A successor reads either place: both are complete until the flag changes, and the spool is freed after that.
         *self.on_disk.lock() = Some(OnDisk::count(&self.state));
         self.slot().set(IN_DIRECTORY);
@@ -304,6 +356,7 @@ impl StagedFile {
     pub fn pieces(&self) -> Vec<Piece> {
         let length = self.length();
         match &*self.bytes.read() {
+            Bytes::Freed => Vec::new(),
             Bytes::Spool if length == 0 => Vec::new(),
             Bytes::Spool => vec![Piece::Upload(0..length)],
             Bytes::Blocks(blocks) => blocks.pieces(length),
@@ -312,6 +365,7 @@ impl StagedFile {
 
     /// Reads one piece of it to store it.
     pub fn piece(&self, range: &Range<u64>, fetch: RangeFetch<'_>) -> FsResult<Vec<u8>> {
+        self.must_be_whole()?;
         let length = usize::try_from(range.end - range.start).map_err(|_| too_large())?;
         let mut bytes = vec![0; length];
         self.read_exact(range.start, &mut bytes, fetch)?;
@@ -332,10 +386,10 @@ impl StagedFile {
     /// Frees the bytes. The slot is dropped by the caller.
     pub fn free(&self) {
         let mut bytes = self.bytes.write();
-        match std::mem::replace(&mut *bytes, Bytes::Spool) {
+        match std::mem::replace(&mut *bytes, Bytes::Freed) {
             Bytes::Spool => self.state.spool().clear(self.number, self.length()),
             // Dropping it removes the file.
-            Bytes::Blocks(_) => {}
+            Bytes::Blocks(_) | Bytes::Freed => {}
         }
         *self.on_disk.lock() = None;
         self.slot().count.store(0, Ordering::Release);
@@ -343,6 +397,16 @@ impl StagedFile {
 
     pub fn slot(&self) -> &Slot {
         self.state.slot(self.number).expect("the number of a staged file is inside the table")
+    }
+
+    /// The program learns now that something is missing in the copy, which is not stored therefore: not even if the program
+    /// ignores it, as many do that only look at the result of close.
+    fn failed_to_change(&self, error: &BlockError) -> FsError {
+        // Nothing was changed if the object could not be fetched, or the file would be larger than a file can be.
+        if !matches!(error, BlockError::Fetch) && !is_too_large(error) {
+            self.slot().set(POISONED);
+        }
+        self.failed(error)
     }
 
     fn failed(&self, error: &BlockError) -> FsError {
@@ -354,10 +418,15 @@ impl StagedFile {
             BlockError::Io { cause } if cause.raw_os_error() == Some(libc::ENOSPC) => {
                 FsError::new(libc::ENOSPC, "the file system of the staging directory (--stage) is full".into())
             }
+            BlockError::Io { .. } if is_too_large(error) => too_large(),
             BlockError::Io { cause } if !self.directory.is_available() => {
                 FsError::new(libc::ENOSPC, format!("{} ({cause})", no_directory(0)))
             }
-            BlockError::Io { cause } => FsError::new(libc::EIO, format!("cannot use a staging file: {cause}")),
+            BlockError::Io { cause } => FsError::new(
+                libc::EIO,
+                format!("cannot use the staging file {:?}: {cause}", self.directory.path(self.id).unwrap_or_default()),
+            ),
+            BlockError::Damaged => self.lost(),
             BlockError::Fetch => FsError::new(libc::EIO, error.to_string()),
         }
     }
@@ -366,6 +435,10 @@ impl StagedFile {
 #[expect(clippy::cast_possible_truncation, reason = "the lower half of an id is the number of its slot")]
 fn number(id: u64) -> u32 {
     id as u32
+}
+
+fn is_too_large(error: &BlockError) -> bool {
+    matches!(error, BlockError::Io { cause } if cause.raw_os_error() == Some(libc::EFBIG))
 }
 
 fn too_large() -> FsError {

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use fuser::FileAttr;
+use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use parking_lot::RwLock;
 
@@ -184,6 +185,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     fn attach(&self, file: &Arc<StagedFile>, flags: i32, is_emptied: bool) -> FsResult<Opened> {
+        if file.is_lost() {
+            return Err(file.lost());
+        }
         if is_emptied {
             let _turn = file.lock();
             file.set_length(0)?;
@@ -234,6 +238,31 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         Ok(u32::try_from(request.data.len()).unwrap_or(u32::MAX))
     }
 
+    /// FLUSH of a handle that uses a copy.
+    pub(super) fn flush_staged(&self, number: u64, file: &StagedFile) -> FsResult<()> {
+        let slot = self.table.handle(number).map_err(|_| not_open())?;
+        let flags = slot.open_flags.load(Ordering::Relaxed).cast_signed();
+        if flags & libc::O_ACCMODE == libc::O_RDONLY {
+            // A reader that closes the file has nothing to store.
+            return Ok(());
+        }
+        let stored = self.store(file);
+        if stored.is_err() && file.is_lost() {
+            // From now on only this handle reports it, and the file can be opened again.
+            slot.set(POISONED);
+            if self.handles.remove(number).is_some() {
+                self.release_copy(file);
+            }
+        }
+        stored
+    }
+
+    /// The handles of a node that use its copy: all but those that have lost something before.
+    fn handles_of_copy(&self, node: u64) -> Vec<u64> {
+        let is_sound = |number: &u64| self.table.handle(*number).is_ok_and(|slot| !slot.has(POISONED));
+        self.table.handles_of(node).into_iter().filter(is_sound).collect()
+    }
+
     /// RELEASE of a handle that uses a copy.
     pub(super) fn release_staged(&self, number: u64, file: &StagedFile) -> FsResult<()> {
         // No caller waits for the result, so what cannot be stored now is stored later.
@@ -245,11 +274,11 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     /// Changes the copy, if there is one. It is not dropped meanwhile.
-    pub(super) fn with_copy(&self, node: u64, change: impl FnOnce(&StagedFile)) {
-        if let Some(file) = self.staged.acquire(node) {
-            change(&file);
-            self.release_copy(&file);
-        }
+    pub(super) fn with_copy<T>(&self, node: u64, change: impl FnOnce(&StagedFile) -> T) -> Option<T> {
+        let file = self.staged.acquire(node)?;
+        let changed = change(&file);
+        self.release_copy(&file);
+        Some(changed)
     }
 
     /// One handle less. The copy is dropped with the last one, unless something is not stored yet.
@@ -258,13 +287,13 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             let _files = self.staged.files.write();
             file.remove_handle()
         };
-        let is_needed = file.is_dirty() && !self.table.is_unlinked(file.node);
+        let is_needed = file.is_dirty() && !file.is_lost() && !self.table.is_unlinked(file.node);
         if is_unused && !is_needed {
             self.drop_copy(file);
         }
     }
 
-    /// Drops a copy that is stored, or whose name is gone, unless it is used again meanwhile.
+    /// Drops a copy that is stored, lost, or whose name is gone, unless it is used again meanwhile.
     fn drop_copy(&self, file: &StagedFile) {
         let turn = file.lock();
         // Its attributes are the copy's until the superblock knows the size.
@@ -283,9 +312,23 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         files.remove(&file.node);
         drop(files);
+        let (is_lost, inode) = (file.is_lost(), file.object().inode);
         file.free();
         drop(turn);
+        if is_lost {
+            self.forget_lost(file.node, inode);
+        }
         self.give_back(self.table.drop_staged(file.id));
+    }
+
+    /// After a copy was lost the file is the object in the bucket, if there is one.
+    fn forget_lost(&self, node: u64, inode: Option<u64>) {
+        self.forget_pending(node);
+        self.table.clear(node, NEW);
+        self.table.forget_pages(node);
+        if let Some(inode) = inode {
+            let _ = block_on(self.metablock.getattr(inode, true));
+        }
     }
 
     fn fetch(&self, file: &StagedFile, range: Range<u64>) -> Option<Vec<u8>> {

@@ -42,6 +42,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             self.emptied.note(parent);
         }
         self.table.unlinked(parent, name.as_bytes());
+        self.forget_pending(file.node);
         self.disown(file);
         Ok(())
     }

@@ -7,7 +7,6 @@ use mountpoint_s3_client::ObjectClient;
 
 use super::file::{NewCopy, Object, StagedFile};
 use crate::front::Front;
-use crate::state::{IN_DIRECTORY, POISONED};
 
 /// A store that is away for a while is asked as often.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -21,17 +20,12 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             let key = self.bucket.key(&self.table.path(node)).unwrap_or_default();
             let object = Object { inode: None, etag, key };
             let new = NewCopy { node, id, claim: self.staged.claim(), object };
-            match StagedFile::reopen(new, &self.state, &self.staged.directory) {
-                Ok(file) => self.adopt(Arc::new(file)),
-                Err(error) => {
-                    tracing::error!(path = ?self.table.path(node), %error, "the staging file of the previous engine is lost");
-                    slot.clear(IN_DIRECTORY);
-                    for number in self.table.handles_of(node) {
-                        if let Ok(handle) = self.table.handle(number) {
-                            handle.set(POISONED);
-                        }
-                    }
-                    self.give_back(self.table.drop_staged(id));
+            let file = Arc::new(StagedFile::reopen(new, &self.state, &self.staged.directory));
+            self.adopt(Arc::clone(&file));
+            if file.is_lost() {
+                tracing::error!(path = ?self.table.path(node), "{}", file.lost());
+                if !file.has_handles() {
+                    self.drop_copy(&file);
                 }
             }
         }
@@ -39,7 +33,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
 
     fn adopt(&self, file: Arc<StagedFile>) {
         file.set_ready();
-        for number in self.table.handles_of(file.node) {
+        for number in self.handles_of_copy(file.node) {
             self.forget_upload(number);
             self.handles.insert_staged(number, Arc::clone(&file));
             file.add_handle();

@@ -52,7 +52,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             file.slot().set(DIRTY);
         }
         file.slot().clear(INCOMPLETE);
-        for number in self.table.handles_of(node) {
+        for number in self.handles_of_copy(node) {
             self.forget_upload(number);
             self.handles.insert_staged(number, Arc::clone(&file));
             file.add_handle();

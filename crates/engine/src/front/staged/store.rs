@@ -27,6 +27,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if !file.is_dirty() || self.table.is_unlinked(file.node) {
             return Ok(());
         }
+        if file.is_lost() {
+            return Err(file.lost());
+        }
         let mut object = file.object();
         if object.inode.is_none() {
             // Of a previous engine, and not claimed yet.
@@ -35,10 +38,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             self.claim(file)?;
         }
         let key = self.bucket.key(&self.table.path(file.node))?;
-        let metadata = self.metadata_to_store(file.node, &key);
+        let metadata = self.metadata_to_store(file.node, &key)?;
         let etag = self.upload_copy(file, &key, &object, &metadata)?;
         self.table.set_staged_etag(file.id, etag.as_bytes())?;
-        self.note_metadata(&key, &etag, metadata);
+        self.note_metadata(file.node, &key, &etag, metadata);
         file.set_object(Object { etag: Some(etag), key, ..object });
         file.mark_stored()?;
         self.table.stored(file.node);
@@ -112,12 +115,13 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
     }
 
-    /// Tells the superblock what is in the bucket; it does not take the file for an upload any longer. The lock is held.
+    /// Tells the superblock what is in the bucket, as far as this copy knows it; it does not take the file for an upload any
+    /// longer. The lock is held.
     pub(super) fn finish_claim(&self, file: &StagedFile) -> FsResult<()> {
         let object = file.object();
         let (Some(inode), length) = (object.inode, file.length()) else { return Ok(()) };
-        let is_unlinked = self.table.is_unlinked(file.node);
-        let etag = object.etag.filter(|_| !is_unlinked).map(|it| ETag::from(it.as_str()));
+        let is_unknown = self.table.is_unlinked(file.node) || file.is_lost();
+        let etag = object.etag.filter(|_| !is_unknown).map(|it| ETag::from(it.as_str()));
         let modified: SystemTime = file.modified();
         let finished = block_on(async {
             if etag.is_some() {

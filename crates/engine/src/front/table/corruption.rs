@@ -41,7 +41,7 @@ fn damage() -> impl Strategy<Value = Damage> {
 
 #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
 fn apply(table: &Table, Damage { slot, field, value }: Damage) {
-    const KINDS: [SlotKind; 8] = [
+    const KINDS: [SlotKind; 9] = [
         SlotKind::Free,
         SlotKind::Directory,
         SlotKind::File,
@@ -50,6 +50,7 @@ fn apply(table: &Table, Damage { slot, field, value }: Damage) {
         SlotKind::WriteHandle,
         SlotKind::DirectoryHandle,
         SlotKind::StagedFile,
+        SlotKind::Metadata,
     ];
     let damaged = table.state.slot(slot).unwrap();
     match field {
@@ -77,6 +78,7 @@ fn table() -> Table {
         let kind = if number == 0 { SlotKind::WriteHandle } else { SlotKind::ReadHandle };
         let new = NewHandle { kind, open_flags: 0, opener: 42, etag: &[b'e'; 70], flags: SPOOLED };
         table.add_handle(file, new).unwrap();
+        table.set_metadata(file, &[b'm'; 80]).unwrap();
     }
     table
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-use super::{Table, number};
+use super::{DEEPEST, ROOT, Table, number};
 use crate::state::{DIRTY, NEW, SPOOLED, Slot, SlotKind};
 
 impl Table {
@@ -59,6 +59,22 @@ impl Table {
             && index.by_name.iter().any(|((parent, _), child)| {
                 *parent == number(directory) && self.slot(*child).is_ok_and(|slot| slot.has(NEW))
             })
+    }
+
+    /// The file is in the bucket, and with it every directory above.
+    pub fn stored(&self, node: u64) {
+        let mut next = node;
+        for _ in 0..DEEPEST {
+            let Ok(slot) = self.current(next) else { return };
+            slot.clear(NEW);
+            if next == node {
+                slot.stamp.store(0, Relaxed);
+            }
+            if next == ROOT {
+                return;
+            }
+            next = slot.owner.load(Relaxed);
+        }
     }
 
     /// The supervisor waits for all such handles before it replaces an engine that is well.

@@ -44,9 +44,12 @@ impl Table {
         let slot = self.current(handle)?;
         match slot.kind() {
             SlotKind::ReadHandle | SlotKind::WriteHandle | SlotKind::DirectoryHandle => Ok(slot),
-            SlotKind::Free | SlotKind::Directory | SlotKind::File | SlotKind::Continuation | SlotKind::StagedFile => {
-                Err(TableError::Stale)
-            }
+            SlotKind::Free
+            | SlotKind::Directory
+            | SlotKind::File
+            | SlotKind::Continuation
+            | SlotKind::StagedFile
+            | SlotKind::Metadata => Err(TableError::Stale),
         }
     }
 

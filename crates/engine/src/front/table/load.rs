@@ -29,9 +29,11 @@ impl Table {
                     self.claim_text(slot, &mut text);
                     self.load_node(&mut index, number, slot);
                 }
-                SlotKind::ReadHandle | SlotKind::WriteHandle | SlotKind::DirectoryHandle | SlotKind::StagedFile => {
-                    self.claim_text(slot, &mut text);
-                }
+                SlotKind::ReadHandle
+                | SlotKind::WriteHandle
+                | SlotKind::DirectoryHandle
+                | SlotKind::StagedFile
+                | SlotKind::Metadata => self.claim_text(slot, &mut text),
             }
         }
         for (number, slot) in self.all() {
@@ -39,6 +41,7 @@ impl Table {
                 SlotKind::ReadHandle | SlotKind::WriteHandle | SlotKind::DirectoryHandle | SlotKind::StagedFile => {
                     self.load_handle(&mut index, number, slot);
                 }
+                SlotKind::Metadata => self.load_metadata(&mut index, number, slot),
                 SlotKind::Free | SlotKind::Directory | SlotKind::File | SlotKind::Continuation => {}
             }
         }
@@ -85,12 +88,15 @@ impl Table {
         };
         let is_spooled = kept(number, slot).is_some();
         let is_impossible = is_spooled && LONGEST_SPOOLED < slot.count.load(Relaxed);
-        if slot.has(INCOMPLETE) || (is_impossible && slot.kind() == SlotKind::StagedFile) {
+        if slot.has(INCOMPLETE) {
             // Whatever asked for this copy was not answered, and is sent again.
             self.release_text(index, slot);
             return index.release(number, slot);
         }
-        if is_impossible {
+        if is_impossible && slot.kind() == SlotKind::StagedFile {
+            slot.set(POISONED);
+            slot.count.store(0, Relaxed);
+        } else if is_impossible {
             slot.clear(SPOOLED);
         }
         known.handles += 1;

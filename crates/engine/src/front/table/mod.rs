@@ -9,12 +9,13 @@
 //! a count that is too low or a half-written slot.
 //!
 //! `Table` is one type because all of it changes the same slots under one lock. This file has the nodes; its children add
-//! the handles (`handles`), the staged files (`staged`), the data at risk (`dirty`), the versions of cached pages (`pages`), the
-//! start of a successor (`load`) and the storage of slots and texts (`slots`).
+//! the handles (`handles`), the staged files (`staged`), metadata to be sent (`metadata`), the data at risk (`dirty`), the
+//! versions of cached pages (`pages`), the start of a successor (`load`) and the storage of slots and texts (`slots`).
 
 mod dirty;
 mod handles;
 mod load;
+mod metadata;
 mod pages;
 mod slots;
 mod staged;
@@ -104,6 +105,8 @@ struct Node {
     inode_references: u64,
     children: u32,
     handles: u32,
+    /// The slot of its metadata; 0 if there is none.
+    metadata: u32,
 }
 
 impl Index {
@@ -401,22 +404,6 @@ impl Table {
         }
     }
 
-    /// The file is in the bucket, and with it every directory above.
-    pub fn stored(&self, node: u64) {
-        let mut next = node;
-        for _ in 0..DEEPEST {
-            let Ok(slot) = self.current(next) else { return };
-            slot.clear(NEW);
-            if next == node {
-                slot.stamp.store(0, Relaxed);
-            }
-            if next == ROOT {
-                return;
-            }
-            next = slot.owner.load(Relaxed);
-        }
-    }
-
     fn add_node(&self, index: &mut Index, parent: u64, name: &[u8], found: EntryInfo) -> Result<u32, TableError> {
         self.current(parent)?;
         let added = self.allocate(index)?;
@@ -459,6 +446,7 @@ impl Table {
             if node.inode_references > 0 {
                 released.push(InodeReferences { inode: node.inode, count: node.inode_references });
             }
+            self.release_metadata(index, node.metadata);
             self.release_text(index, slot);
             index.release(candidate, slot);
             if let Some(parent) = index.nodes.get_mut(&parent) {

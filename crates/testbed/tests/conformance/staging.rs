@@ -1,0 +1,84 @@
+//! A staging directory without room: the writer gets an error, and the object stays as it was.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::on_both_servers;
+use crate::world::{World, check_errno, noise};
+
+on_both_servers!(
+    a_full_disk_is_an_error_and_the_object_stays,
+    a_full_staging_directory_is_an_error_and_the_object_stays,
+    large_files_are_written_in_any_order,
+);
+
+fn editable(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).open(path).unwrap()
+}
+
+/// Edits beyond what there is room for, and again where there is.
+#[track_caller]
+fn check_full(world: &World, stage: &Path, limit: &str) {
+    let content = noise(4, 30 << 20);
+    world.put("file", &content);
+    let mount = world.engine().writable().argument("--stage").argument(stage).argument(limit).mount();
+    let file = editable(&mount.path("file"));
+    file.write_all_at(b"edit", 5).unwrap();
+    check_errno(file.write_all_at(b"edit", 20 << 20), &[Errno::NOSPC]);
+    // The program may ignore it, but what it has now is not the file that it meant.
+    check_errno(file.write_all_at(b"edit", 100), &[Errno::IO]);
+    check_errno(file.sync_all(), &[Errno::IO]);
+    drop(file);
+    world.check_object("file", &content);
+    assert!(fs::read(mount.path("file")).unwrap() == content, "the file was changed");
+    // A program that looks at nothing but its last call.
+    let script = "f = open(__import__('sys').argv[1], 'r+b', buffering=0)\n\
+        for at in range(0, 30 << 20, 1 << 20):\n    \
+            f.seek(at)\n    \
+            try: f.write(b'edit')\n    \
+            except OSError: pass\n\
+        f.close()\n";
+    let python = Command::new("python3").args(["-c", script]).arg(mount.path("file")).output().unwrap();
+    assert!(!python.status.success(), "close does not report that the file is not stored");
+    world.check_object("file", &content);
+    // What has room is edited as if nothing had happened.
+    let file = editable(&mount.path("file"));
+    file.write_all_at(b"edit", 5).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let mut edited = content;
+    edited[5..9].copy_from_slice(b"edit");
+    world.check_object("file", &edited);
+    mount.unmount();
+}
+
+fn a_full_disk_is_an_error_and_the_object_stays(world: &World) {
+    let stage = world.fixture.create_directory("stage");
+    mount("none", &stage, "tmpfs", MountFlags::empty(), Some(c"size=12m")).unwrap();
+    check_full(world, &stage, "--max-stage-size=1024");
+    unmount(&stage, UnmountFlags::empty()).unwrap();
+}
+
+fn a_full_staging_directory_is_an_error_and_the_object_stays(world: &World) {
+    check_full(world, &world.fixture.create_directory("stage"), "--max-stage-size=8");
+}
+
+fn large_files_are_written_in_any_order(world: &World) {
+    let stage = world.fixture.create_directory("stage");
+    let mount = world.engine().writable().argument("--writes=staged").argument("--stage").argument(&stage).mount();
+    let mut content = noise(6, 20 << 20);
+    let mut file = File::create(mount.path("video")).unwrap();
+    file.write_all(&content).unwrap();
+    file.seek(SeekFrom::Start(4)).unwrap();
+    file.write_all(b"header").unwrap();
+    drop(file);
+    content[4..10].copy_from_slice(b"header");
+    world.check_object("video", &content);
+    mount.unmount();
+}
