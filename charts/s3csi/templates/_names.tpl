@@ -84,6 +84,17 @@ imagePullSecrets:
 {{- default (printf "/run/%s" .Values.driverName) (trimSuffix "/" .Values.mounter.directory) -}}
 {{- end -}}
 
+{{- /* A size, or nothing if it is 0 or unset. */ -}}
+{{- define "s3csi.sizeLimit" -}}
+{{- $size := default "" . | toString -}}
+{{- if ne $size "0" }}{{ $size }}{{ end -}}
+{{- end -}}
+
+{{- /* The namespaces of legacy.secretFallsBackToDriver, separated by commas. Values of an older chart may lack the key. */ -}}
+{{- define "s3csi.fallbackNamespaces" -}}
+{{- join "," (dig "secretFallsBackToDriver" list (default dict .Values.legacy)) -}}
+{{- end -}}
+
 {{- /* "true" on OpenShift, otherwise empty. */ -}}
 {{- define "s3csi.isOpenShift" -}}
 {{- if kindIs "invalid" .Values.openshift.enabled -}}

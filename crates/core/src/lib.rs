@@ -26,6 +26,7 @@ pub mod publish;
 pub mod quantity;
 pub mod secret;
 pub mod sharing;
+pub mod stage;
 pub mod target;
 pub mod text;
 pub mod user_agent;

@@ -47,7 +47,7 @@ const BLOCKED: [(&str, &str); 15] = [
     ("--log-directory", "the path would be written in the mounter's file system; the engine logs to its output"),
     (
         "--stage",
-        "the path would be written in the mounter's file system; the engine chooses a directory for temporary files",
+        "the path would be written in the mounter's file system; the driver gives each engine a directory of its own",
     ),
     ("--otlp-endpoint", "where metrics go is the driver's business; a PV could make the engine call any address"),
     ("--auto-unmount", "the driver unmounts; the engine cannot do it with the descriptor it is given"),

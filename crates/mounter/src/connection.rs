@@ -15,14 +15,16 @@ use s3csi_handoff::{
     ReceivedMount, Request, SourceName, send_answer,
 };
 use s3csi_supervisor::{
-    self as supervisor, CaBundle, EngineExit, InvalidRequest, Launch, MountDescriptors, MountResources, MountSpec,
-    Outcome, StartError, Stream, SupervisorConfig, SupervisorHandle, TakeoverTrigger, log, shorten,
+    self as supervisor, CaBundle, EngineDirectories, EngineExit, InvalidRequest, Launch, MountDescriptors,
+    MountResources, MountSpec, Outcome, StartError, Stream, SupervisorConfig, SupervisorHandle, TakeoverTrigger, log,
+    shorten,
 };
 
 use crate::cache::{CacheDirectory, CacheError, Caches};
 use crate::commands;
 use crate::directory::Directory;
 use crate::registry::{ConnectionGuard, EngineEntry, EngineRegistration, EngineRegistry, Rejected};
+use crate::stage::{SourceStage, StageError, Stages};
 use crate::subscribers::Subscribers;
 
 /// Shared by all connections.
@@ -31,6 +33,8 @@ pub struct Context {
     pub directory: Arc<Directory>,
     pub engine: PathBuf,
     pub caches: Caches,
+    /// Where engines stage large files, if not in a directory that they make themselves.
+    pub stages: Option<Stages>,
     /// The CA bundle of engines, if not that of the system.
     pub ca_bundle: Option<CaBundle>,
     pub registry: Arc<EngineRegistry>,
@@ -77,6 +81,9 @@ enum RunError {
     Cache(CacheError),
 
     #[error(transparent)]
+    Stage(StageError),
+
+    #[error(transparent)]
     Start(StartError),
 }
 
@@ -84,6 +91,14 @@ enum RunError {
 struct Source {
     registration: EngineRegistration,
     directory: Directory,
+}
+
+/// The end of a mount, and what its engines had on disk.
+struct EndedMount {
+    source: Source,
+    outcome: Outcome,
+    cache: Option<CacheDirectory>,
+    stage: Option<SourceStage>,
 }
 
 /// Handles one connection until its last answer.
@@ -110,6 +125,7 @@ fn run(context: &Context, stream: UnixStream, mount: ReceivedMount) {
     log::info("mount request received", &[("source", &label), ("request", &format_args!("{request:?}"))]);
 
     let takeover = if request.wait { TakeoverTrigger::OnRequest } else { TakeoverTrigger::Immediate };
+    let is_resumed = state.is_some();
     let descriptors = match state {
         None => MountDescriptors::New { fuse },
         Some(state) => MountDescriptors::Resumed { resources: MountResources { fuse, state }, takeover },
@@ -117,7 +133,7 @@ fn run(context: &Context, stream: UnixStream, mount: ReceivedMount) {
     let reply = stream.try_clone();
     // When this returns, a rejected descriptor is closed and its registration removed: the node plugin may retry at once.
     let served = register(context, stream, request).and_then(|source| serve(context, source, descriptors));
-    let (source, outcome, cache) = match served {
+    let EndedMount { source, outcome, cache, stage } = match served {
         Ok(served) => served,
         Err(error) => {
             log::warn("engine not started", &[("source", &label), ("bucket", &bucket), ("error", &Chain(&error))]);
@@ -133,8 +149,13 @@ fn run(context: &Context, stream: UnixStream, mount: ReceivedMount) {
         &[("source", &label), ("bucket", &bucket), ("answer", &last_answer.to_line().trim_end())],
     );
 
+    let has_failed = matches!(last_answer, Answer::Failed { .. });
     if let Answer::Failed { error, .. } = &last_answer {
         source.write_error(error);
+    }
+    // The node plugin tries again to resume the mount, which then needs its staged files.
+    if let Some(stage) = stage.filter(|_| !(is_resumed && has_failed)) {
+        stage.remove();
     }
     let engine = Arc::clone(source.registration.engine());
     source.remove(context.mode);
@@ -169,20 +190,21 @@ fn register(context: &Context, stream: UnixStream, request: MountRequest) -> Res
 }
 
 /// Serves the mount until it ends.
-fn serve(
-    context: &Context,
-    source: Source,
-    descriptors: MountDescriptors,
-) -> Result<(Source, Outcome, Option<CacheDirectory>), RunError> {
+fn serve(context: &Context, source: Source, descriptors: MountDescriptors) -> Result<EndedMount, RunError> {
     let serve = || {
         let EngineEntry { handle, subscribers, request } = &**source.registration.engine();
         let launch = Launch::try_from(request.clone()).map_err(RunError::Request)?;
         let launch = launch.with_ca_bundle(context.ca_bundle.as_ref());
         let cache = launch.wants_cache().then(|| context.caches.create()).transpose().map_err(RunError::Cache)?;
+        let stage = context.stages.as_ref().map(|it| it.create(source.registration.source())).transpose();
+        let stage = stage.map_err(RunError::Stage)?;
         let spec = MountSpec {
             program: &context.engine,
             launch: &launch,
-            cache: cache.as_ref().map(CacheDirectory::path),
+            directories: EngineDirectories {
+                cache: cache.as_ref().map(CacheDirectory::path),
+                stage: stage.as_ref().map(SourceStage::spec),
+            },
             label: source.registration.label(),
             handle,
             config: context.supervisor,
@@ -194,10 +216,10 @@ fn serve(
         };
         let mut relay = |stream: Stream, line: &[u8]| relay(stream, source.registration.source(), line);
         let outcome = supervisor::run(&spec, descriptors, &mut report, &mut relay).map_err(RunError::Start)?;
-        Ok((outcome, cache))
+        Ok((outcome, cache, stage))
     };
     match serve() {
-        Ok((outcome, cache)) => Ok((source, outcome, cache)),
+        Ok((outcome, cache, stage)) => Ok(EndedMount { source, outcome, cache, stage }),
         Err(error) => {
             source.write_error(&Chain(&error).to_string());
             Err(error)

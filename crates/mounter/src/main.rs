@@ -8,6 +8,7 @@ mod directory;
 mod registry;
 mod server;
 mod socket;
+mod stage;
 mod subscribers;
 mod wake;
 
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use s3csi_core::quantity::Quantity;
 use s3csi_core::{Chain, duration};
 use s3csi_handoff::core_dumps;
 use s3csi_supervisor::{Standby, SupervisorConfig, log, lower_own_oom_score};
@@ -65,6 +67,15 @@ struct Arguments {
     /// The directory for the caches of engines [default: the directory for temporary files]
     #[arg(long, value_name = "DIRECTORY")]
     cache_dir: Option<PathBuf>,
+
+    /// The directory in which engines stage files above 8 MiB that are edited in place; each source has a directory of its own in it
+    /// [default: each engine makes one in the directory for temporary files]
+    #[arg(long, value_name = "DIRECTORY", requires = "stage_size_limit")]
+    stage_dir: Option<PathBuf>,
+
+    /// The size of the staging directory of one source, such as `1Gi`. An engine uses at most 95 % of it.
+    #[arg(long, value_name = "QUANTITY", requires = "stage_dir")]
+    stage_size_limit: Option<Quantity>,
 
     /// CA certificates that engines trust in addition to those of the system
     #[arg(long, value_name = "FILE")]
@@ -137,6 +148,8 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         limit,
         mount_sock_recv_timeout,
         cache_dir,
+        stage_dir,
+        stage_size_limit,
         ca_bundle,
         keep,
         longest_outage,
@@ -157,6 +170,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         limit,
         receive_timeout: mount_sock_recv_timeout,
         cache_root: cache_dir.unwrap_or_else(std::env::temp_dir),
+        stage: stage_dir.zip(stage_size_limit),
         ca_bundle,
         supervisor: (keep == Switch::On).then_some(SupervisorConfig {
             longest_outage,

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use s3csi_core::Chain;
+use s3csi_core::quantity::Quantity;
 use s3csi_handoff::{COMMANDS_FILE, EXIT_FILE, SOCKET};
 use s3csi_supervisor::{CaBundle, SupervisorConfig, log};
 
@@ -18,6 +19,7 @@ use crate::connection::{Context, Mode, handle};
 use crate::directory::Directory;
 use crate::registry::{ConnectionGuard, EngineRegistry};
 use crate::socket::{ListenError, Socket};
+use crate::stage::Stages;
 use crate::wake::Wake;
 
 #[derive(Debug)]
@@ -27,6 +29,8 @@ pub struct MounterConfig {
     pub limit: NonZeroUsize,
     pub receive_timeout: Duration,
     pub cache_root: PathBuf,
+    /// The directory for staged files, and its size for each source.
+    pub stage: Option<(PathBuf, Quantity)>,
     /// Certificates that engines trust in addition to the system's.
     pub ca_bundle: Option<PathBuf>,
     /// Without it, a mount ends with its engine.
@@ -80,7 +84,8 @@ const STACK_BYTES: usize = 512 * 1024;
 /// Serves until shutdown was requested and no engine runs any more.
 pub fn serve(config: MounterConfig, wake: &Arc<Wake>) -> Result<(), ServeError> {
     // No `..`: an unused setting does not compile.
-    let MounterConfig { directory: path, engine, limit, receive_timeout, cache_root, ca_bundle, supervisor } = config;
+    let MounterConfig { directory: path, engine, limit, receive_timeout, cache_root, stage, ca_bundle, supervisor } =
+        config;
     let directory = Directory::open(&path).map_err(|cause| ServeError::Directory { path: path.clone(), cause })?;
     let directory = Arc::new(directory);
     // Holds the lock on the directory from here on.
@@ -90,11 +95,12 @@ pub fn serve(config: MounterConfig, wake: &Arc<Wake>) -> Result<(), ServeError> 
     }
     let caches =
         Caches::open(&cache_root, &directory).map_err(|cause| ServeError::Caches { path: path.clone(), cause })?;
+    let stages = stage.map(|(root, size)| Stages::open(root, &size, Arc::clone(&directory)));
     let ca_bundle = ca_bundle.map(|it| CaBundle::new(it, &path));
     let registry = EngineRegistry::new(limit, Arc::clone(wake));
     let mode = if limit.get() == 1 { Mode::OneSource } else { Mode::ManySources };
     let context =
-        Arc::new(Context { directory, engine, caches, ca_bundle, registry, receive_timeout, mode, supervisor });
+        Arc::new(Context { directory, engine, caches, stages, ca_bundle, registry, receive_timeout, mode, supervisor });
     log::info(
         "mounter is listening",
         &[("socket", &path.join(SOCKET).display()), ("engine", &context.engine.display()), ("limit", &limit)],

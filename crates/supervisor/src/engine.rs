@@ -16,7 +16,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 
 use crate::control::{CHECK_CREDENTIALS_VARIABLE, DESCRIPTORS_VARIABLE};
-use crate::launch::{Launch, MountPointPassing};
+use crate::launch::{EngineDirectories, Launch, MountPointPassing};
 use crate::output::{Lines, Tail};
 
 /// A running engine. Its output must be read and its process reaped.
@@ -121,7 +121,7 @@ impl Engine {
     pub fn start(
         program: &Path,
         launch: &Launch,
-        cache: Option<&Path>,
+        directories: EngineDirectories<'_>,
         inherited: Inherited<'_>,
     ) -> Result<Self, StartError> {
         let guard = SPAWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -135,7 +135,7 @@ impl Engine {
 
         let mount_point = format!("/dev/fd/{}", fuse.as_raw_fd());
         let mut command = Command::new(program);
-        launch.prepare(&mut command, &mount_point, cache);
+        launch.prepare(&mut command, &mount_point, directories);
         command
             // Its error output is shown to users.
             .env("RUST_BACKTRACE", "0")

@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use s3csi_core::stage::{MAX_STAGE_SIZE_OPTION, STAGE_OPTION, max_stage_size};
 use s3csi_handoff::{ERRORS_VARIABLE, JSON_ERRORS, MountRequest};
 
 use crate::ca_bundle::CaBundle;
@@ -23,6 +24,20 @@ enum Origin {
     },
     /// The arguments and environment of this process.
     OwnArguments { arguments: Vec<OsString>, credentials_file: Option<PathBuf> },
+}
+
+/// Directories on disk that engines of a mount get, whatever paths the request names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineDirectories<'a> {
+    pub cache: Option<&'a Path>,
+    pub stage: Option<StageSpec<'a>>,
+}
+
+/// The staging directory, and how much of it an engine may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageSpec<'a> {
+    pub path: &'a Path,
+    pub mebibytes: u64,
 }
 
 /// How the FUSE descriptor is passed to an engine.
@@ -65,8 +80,10 @@ impl TryFrom<MountRequest> for Launch {
             check_argument(argument)?;
         }
         let env = env.iter().enumerate().map(|(index, entry)| variable(index + 1, entry)).collect::<Result<_, _>>()?;
-        let wants_cache = args.iter().any(|it| is_cache(it));
-        let is_managed = |it: &str| is_cache(it) || it == FOREGROUND || it == FOREGROUND_SHORT;
+        let wants_cache = args.iter().any(|it| is_option(it, CACHE));
+        let is_managed = |it: &str| {
+            is_option(it, CACHE) || is_option(it, STAGE_OPTION) || it == FOREGROUND || it == FOREGROUND_SHORT
+        };
         let mut args: Vec<String> = args.into_iter().filter(|it| !is_managed(it)).collect();
         args.sort_unstable();
         Ok(Self(Origin::Request { bucket: bucket_name, args, env, wants_cache, ca_bundle: None }))
@@ -115,10 +132,10 @@ impl Launch {
     }
 
     /// Sets arguments and environment of the command.
-    pub fn prepare(&self, command: &mut Command, mount_point: &str, cache: Option<&Path>) {
+    pub fn prepare(&self, command: &mut Command, mount_point: &str, directories: EngineDirectories<'_>) {
         match &self.0 {
             Origin::Request { env, ca_bundle, .. } => {
-                command.args(self.arguments(mount_point, cache)).env_clear();
+                command.args(self.arguments(mount_point, directories)).env_clear();
                 command.envs(env.iter().map(|(name, value)| (name, value)));
                 if let Some(bundle) = ca_bundle {
                     command.env(CA_BUNDLE, bundle.prepare());
@@ -132,15 +149,22 @@ impl Launch {
     }
 
     /// Everything after the name of the program.
-    fn arguments(&self, mount_point: &str, cache: Option<&Path>) -> Vec<OsString> {
+    fn arguments(&self, mount_point: &str, directories: EngineDirectories<'_>) -> Vec<OsString> {
         let (bucket, mut args) = match &self.0 {
             Origin::Request { bucket, args, .. } => (bucket, args.clone()),
             Origin::OwnArguments { arguments, .. } => return arguments.clone(),
         };
-        if let Some(cache) = cache {
-            args.push(format!("{CACHE}={}", cache.display()));
-            args.sort_unstable();
+        args.extend(directories.cache.map(|it| format!("{CACHE}={}", it.display())));
+        if let Some(StageSpec { path, mebibytes }) = directories.stage {
+            let given = args.iter().find(|it| is_option(it, MAX_STAGE_SIZE_OPTION));
+            let given = given.map(|it| it.split_once('=').map_or("", |(_, value)| value));
+            if let Some(size) = max_stage_size(given, mebibytes) {
+                args.retain(|it| !is_option(it, MAX_STAGE_SIZE_OPTION));
+                args.push(format!("{MAX_STAGE_SIZE_OPTION}={size}"));
+            }
+            args.push(format!("{STAGE_OPTION}={}", path.display()));
         }
+        args.sort_unstable();
         let mut arguments = vec![bucket.into(), mount_point.into()];
         arguments.extend(args.into_iter().map(OsString::from));
         arguments.push(FOREGROUND.into());
@@ -196,8 +220,8 @@ fn variable(number: usize, entry: &str) -> Result<(String, String), InvalidReque
     Ok((name.to_owned(), value.to_owned()))
 }
 
-fn is_cache(argument: &str) -> bool {
-    argument.strip_prefix(CACHE).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+fn is_option(argument: &str, name: &str) -> bool {
+    argument.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
 }
 
 #[cfg(test)]
@@ -227,7 +251,24 @@ mod tests {
     fn check(args: &[&str], cache: Option<&str>, expected: &[&str]) {
         let launch = Launch::try_from(request("b", args, &[])).unwrap();
         assert_eq!(launch.wants_cache(), cache.is_some());
-        assert_eq!(launch.arguments("/dev/fd/7", cache.map(Path::new)), expected);
+        let directories = EngineDirectories { cache: cache.map(Path::new), stage: None };
+        assert_eq!(launch.arguments("/dev/fd/7", directories), expected);
+    }
+
+    #[test]
+    fn the_staging_directory_is_the_mounters_and_a_request_may_only_use_less_of_it() {
+        check_stage(&[], &["--max-stage-size=100", "--stage=/s/1"]);
+        check_stage(&["--stage=/etc", "--max-stage-size=20"], &["--max-stage-size=20", "--stage=/s/1"]);
+        check_stage(&["--max-stage-size=101", "--stage"], &["--max-stage-size=100", "--stage=/s/1"]);
+        check_stage(&["--max-stage-size=much"], &["--max-stage-size=much", "--stage=/s/1"]);
+    }
+
+    #[track_caller]
+    fn check_stage(args: &[&str], expected: &[&str]) {
+        let launch = Launch::try_from(request("b", args, &[])).ok().unwrap();
+        let stage = Some(StageSpec { path: Path::new("/s/1"), mebibytes: 100 });
+        let arguments = launch.arguments("x", EngineDirectories { cache: None, stage });
+        assert_eq!(arguments[2..arguments.len() - 1], *expected);
     }
 
     #[test]
@@ -257,7 +298,8 @@ mod tests {
     #[test]
     fn the_engine_decides_about_bucket_names() {
         for bucket in ["logs", "s3://logs/prefix/", "arn:aws:s3:eu-west-1:1:accesspoint/x"] {
-            assert_eq!(Launch::try_from(request(bucket, &[], &[])).ok().unwrap().arguments("x", None)[0], bucket);
+            let launch = Launch::try_from(request(bucket, &[], &[])).ok().unwrap();
+            assert_eq!(launch.arguments("x", EngineDirectories::default())[0], bucket);
         }
     }
 
@@ -288,7 +330,7 @@ mod tests {
         let ca_bundle = ca_bundle.map(|it| CaBundle::new(it.into(), Path::new("/no/such/directory")));
         let launch = Launch::try_from(request("b", &[], env)).ok().unwrap().with_ca_bundle(ca_bundle.as_ref());
         let mut command = Command::new("x");
-        launch.prepare(&mut command, "y", None);
+        launch.prepare(&mut command, "y", EngineDirectories::default());
         let text = |it: &std::ffi::OsStr| it.to_str().unwrap().to_owned();
         let requested = command.get_envs().filter(|(name, _)| *name != ERRORS_VARIABLE);
         requested.filter_map(|(name, value)| Some(format!("{}={}", text(name), text(value?)))).collect()

@@ -24,7 +24,7 @@ pub use ca_bundle::CaBundle;
 pub use config::{Standby, SupervisorConfig};
 pub use engine::{EngineExit, StartError, Stream};
 pub use handle::SupervisorHandle;
-pub use launch::{InvalidRequest, Launch};
+pub use launch::{EngineDirectories, InvalidRequest, Launch, StageSpec};
 pub use mount::{MountDescriptors, MountResources, MountSpec, TakeoverTrigger};
 pub use oom::lower_own_oom_score;
 pub use output::shorten;

@@ -11,7 +11,7 @@ use crate::credentials_file::{CredentialsFile, Fingerprint};
 use crate::engine::{CredentialCheck, Engine, Inherited, StartError};
 use crate::handle::SupervisorHandle;
 use crate::heartbeat::{EngineCounters, FuseConnection};
-use crate::launch::Launch;
+use crate::launch::{EngineDirectories, Launch};
 use crate::oom;
 
 /// One mount and how its engines are run.
@@ -19,7 +19,7 @@ use crate::oom;
 pub struct MountSpec<'a> {
     pub program: &'a Path,
     pub launch: &'a Launch,
-    pub cache: Option<&'a Path>,
+    pub directories: EngineDirectories<'a>,
     /// Names the mount in log lines; empty if there is only one.
     pub label: &'a str,
     pub handle: &'a SupervisorHandle,
@@ -118,7 +118,7 @@ impl<'a> ServedMount<'a> {
     }
 
     fn spawn(&self, inherited: Inherited<'_>) -> Result<Engine, StartError> {
-        let engine = Engine::start(self.spec.program, self.spec.launch, self.spec.cache, inherited)?;
+        let engine = Engine::start(self.spec.program, self.spec.launch, self.spec.directories, inherited)?;
         if let Some(score) = self.config.engine_oom_score {
             oom::set_oom_score(engine.id(), score);
         }

@@ -11,7 +11,7 @@ use s3csi_handoff::Answer;
 use crate::config::SupervisorConfig;
 use crate::engine::{EngineExit, StartError, Stream};
 use crate::handle::SupervisorHandle;
-use crate::launch::Launch;
+use crate::launch::{EngineDirectories, Launch};
 use crate::log;
 use crate::mount::{MountDescriptors, MountSpec};
 use crate::supervisor;
@@ -52,7 +52,8 @@ impl Standalone<'_> {
         let Self { program, arguments, credentials_file, config } = self;
         let launch = Launch::with_own_environment(arguments, credentials_file);
         let config = Some(config);
-        let spec = MountSpec { program, launch: &launch, cache: None, label: "", handle, config, is_held: false };
+        let directories = EngineDirectories::default();
+        let spec = MountSpec { program, launch: &launch, directories, label: "", handle, config, is_held: false };
         let outcome = supervisor::run(&spec, MountDescriptors::New { fuse }, report, &mut relay)
             .map_err(StandaloneError::Start)?;
         let EngineExit { status, stderr } = outcome.exit;

@@ -134,6 +134,19 @@ impl<'a> Plugin<'a> {
         self.directory().join("systemd")
     }
 
+    /// Strategy systemd: one directory of staged files per target.
+    pub fn stages(&self) -> PathBuf {
+        self.directory().join("systemd-stage")
+    }
+
+    /// A directory that a mounter's engines may stage files in, as a volume of its Pod.
+    pub fn make_stage_directory(&self, name: &str) -> Result<PathBuf, PluginError> {
+        let directory = self.fixture.create_directory(name);
+        let prepare = |cause| PluginError::Prepare { path: directory.clone(), cause };
+        std::os::unix::fs::chown(&directory, Some(MOUNTER_USER), Some(MOUNTER_USER)).map_err(prepare)?;
+        Ok(directory)
+    }
+
     /// What a Mountpoint Pod shares with the node.
     pub fn communication_directory(&self, pod_uid: &str) -> PathBuf {
         self.kubelet_root.join(format!("pods/{pod_uid}/volumes/kubernetes.io~empty-dir/comm"))

@@ -71,7 +71,7 @@ impl<'a> World<'a> {
     /// As `start`, but an engine that dies is not replaced and takes its mounts with it, as another `mount-s3` would.
     pub fn start_without_supervisor(fixture: &'a Fixture) -> Self {
         let mut world = Self::prepare(fixture);
-        world.mounter = Some(world.plugin.start_mounter_with(&["--keep", "off"]).unwrap());
+        world.start_mounter_with(&["--keep", "off"]);
         world.start_node();
         world
     }
@@ -107,7 +107,11 @@ impl<'a> World<'a> {
     }
 
     pub fn start_mounter(&mut self) {
-        self.mounter = Some(self.plugin.start_mounter().unwrap());
+        self.start_mounter_with(&[]);
+    }
+
+    pub fn start_mounter_with(&mut self, arguments: &[&str]) {
+        self.mounter = Some(self.plugin.start_mounter_with(arguments).unwrap());
     }
 
     pub fn kill_mounter(&mut self) {
@@ -183,6 +187,7 @@ impl<'a> World<'a> {
         if *self.plugin.strategy() == PluginStrategy::Systemd {
             found.extend(units("mount-s3-*").iter().map(|it| format!("unit {it}")));
             found.extend(names_in(&self.plugin.credentials()).iter().map(|it| format!("credentials {it}")));
+            found.extend(names_in(&self.plugin.stages()).iter().map(|it| format!("staging directory {it}")));
         }
         found
     }

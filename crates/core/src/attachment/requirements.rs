@@ -9,7 +9,7 @@ use crate::identifiers::{PvName, VolumeId, WorkloadUid};
 use crate::policy::{self, PolicyError};
 use crate::publish::{
     AccessMode, AuthenticationSource, InvalidPublish, context, parse_access_mode, parse_endpoint, parse_prefix,
-    refuse_root_as_owner, take_read_only,
+    parse_source, refuse_root_as_owner, take_read_only,
 };
 use crate::sharing::SharingKey;
 
@@ -250,14 +250,6 @@ fn find_volume(
         it.namespace == claim.namespace && it.name == claim.name && it.uid.as_ref().is_none_or(|uid| *uid == claim.uid)
     });
     if is_bound_back { Ok(volume) } else { Err(UnresolvedClaim::VolumeOfAnother) }
-}
-
-fn parse_source(text: Option<&str>) -> Result<AuthenticationSource, InvalidPublish> {
-    match text {
-        None | Some("driver") => Ok(AuthenticationSource::Driver),
-        Some("secret") => Ok(AuthenticationSource::Secret),
-        Some(other) => Err(InvalidPublish::AuthenticationSource { value: other.to_owned() }),
-    }
 }
 
 fn parse_fs_group(fs_group: Option<i64>) -> Result<Option<String>, InvalidPublish> {

@@ -1,4 +1,4 @@
-//! What a PV says about the Mountpoint Pods that serve it: resources, service account, cache. The controller, which creates the
+//! What a PV says about the Mountpoint Pods that serve it: resources, service account, cache, staging. The controller, which creates the
 //! Pod, and the node, which passes options to the engine, use the same rules.
 
 mod defaults;
@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::arguments::MountArguments;
 use crate::quantity::Quantity;
+use crate::stage::StageLimit;
 
 pub use self::defaults::DefaultResources;
 
@@ -22,10 +23,14 @@ pub mod context {
     pub const EMPTY_DIR_MEDIUM: &str = "cacheEmptyDirMedium";
     pub const EPHEMERAL_STORAGE_CLASS: &str = "cacheEphemeralStorageClassName";
     pub const EPHEMERAL_REQUEST: &str = "cacheEphemeralStorageResourceRequest";
+    pub const STAGE_SIZE_LIMIT: &str = "mountpointStageSizeLimit";
 }
 
 /// Where the cache volume is in a Mountpoint Pod.
 pub const CACHE_DIRECTORY: &str = "/local-cache";
+
+/// Where the staging volume is in a Mountpoint Pod.
+pub const STAGE_DIRECTORY: &str = "/local-stage";
 
 const CACHE_OPTION: &str = "--cache";
 const MAX_CACHE_SIZE_OPTION: &str = "--max-cache-size";
@@ -41,6 +46,8 @@ pub struct PodShape {
     /// In the namespace of the Mountpoint Pods; theirs is the default one without it.
     pub service_account: Option<String>,
     pub cache: Option<CacheVolume>,
+    /// The limit of the staging volume; `None`: the driver's.
+    pub stage: Option<StageLimit>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -65,6 +72,9 @@ pub enum Medium {
 pub enum InvalidPodShape {
     #[error("volume attribute {key} {value:?} is not a quantity such as 500m, 2 or 512Mi, greater than zero")]
     Quantity { key: &'static str, value: String },
+
+    #[error("volume attribute {} {value:?} is not a size such as 1Gi, or 0 for none", context::STAGE_SIZE_LIMIT)]
+    StageLimit { value: String },
 
     #[error("volume attribute {request} ({requested}) is greater than {limit} ({limited})")]
     RequestAboveLimit { request: &'static str, requested: String, limit: &'static str, limited: String },
@@ -150,7 +160,9 @@ impl PodShape {
             }
             (Some(other), false) => return Err(InvalidPodShape::CacheKind { value: other.to_owned() }),
         };
-        let shape = Self { requests, limits, service_account, cache };
+        let invalid_stage = |value: &str| InvalidPodShape::StageLimit { value: value.to_owned() };
+        let stage = read(context::STAGE_SIZE_LIMIT).map(|it| it.parse().map_err(|_| invalid_stage(it))).transpose()?;
+        let shape = Self { requests, limits, service_account, cache, stage };
         shape.cache_size(&arguments)?;
         Ok(shape)
     }

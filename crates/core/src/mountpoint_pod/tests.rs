@@ -79,6 +79,19 @@ fn service_accounts() {
     }
 }
 
+#[test]
+fn staging() {
+    let with = |stage| Ok(PodShape { stage: Some(stage), ..PodShape::default() });
+    check(&[("mountpointStageSizeLimit", "20Gi")], &[], with(StageLimit::Size(quantity("20Gi"))));
+    check(&[("mountpointStageSizeLimit", "0")], &[], with(StageLimit::Off));
+    check(&[("mountpointStageSizeLimit", "")], &[], Ok(PodShape::default()));
+    check(
+        &[("mountpointStageSizeLimit", "much")],
+        &[],
+        Err("volume attribute mountpointStageSizeLimit \"much\" is not a size such as 1Gi, or 0 for none"),
+    );
+}
+
 fn cached(cache: CacheVolume) -> PodShape {
     PodShape { cache: Some(cache), ..PodShape::default() }
 }

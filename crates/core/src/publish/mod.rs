@@ -1,17 +1,21 @@
 //! Parses a request to publish a volume into checked types, or reports the first problem.
 
+mod identity;
+
 use std::collections::BTreeMap;
-use std::fmt;
 
 use crate::arguments::{InvalidArgument, MountArguments};
 use crate::bucket::{BucketName, InvalidBucketName};
-use crate::credentials::{InvalidKeys, Keys};
 use crate::endpoint::{EndpointUrl, InvalidEndpointUrl};
 use crate::identifiers::VolumeId;
 use crate::prefix::{self, InvalidPrefix, Prefix};
 use crate::secret::Secret;
 use crate::sharing::SharingKey;
 use crate::target::{InvalidTargetPath, TargetPath};
+
+use self::identity::parse_identity;
+pub(crate) use self::identity::parse_source;
+pub use self::identity::{AuthenticationSource, Identity, SecretFallback, UnusableSecret};
 
 /// Keys of the volume context: a PV's `volumeAttributes` and what kubelet adds to them.
 pub mod context {
@@ -97,26 +101,14 @@ pub struct Publish {
     pub arguments: MountArguments,
     pub fs_group: Option<String>,
     pub identity: Identity,
+    /// What the volume says. The identity is another one where [`SecretFallback`] applies.
+    pub declared_source: AuthenticationSource,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
     ReadOnly,
     ReadWrite,
-}
-
-/// The attribute `authenticationSource`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum AuthenticationSource {
-    Driver,
-    Secret,
-}
-
-/// The keys that the engine uses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Identity {
-    Driver,
-    Secret(Keys),
 }
 
 /// The first problem of a request, and how to correct it.
@@ -208,24 +200,9 @@ pub enum InvalidPublish {
     },
 }
 
-/// Why `authenticationSource: secret` cannot be honoured. The driver's own keys are never taken instead.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum UnusableSecret {
-    #[error(
-        "set spec.csi.nodePublishSecretRef of the PersistentVolume to a Secret with access_key_id and secret_access_key"
-    )]
-    Missing,
-
-    #[error("correct the Secret that spec.csi.nodePublishSecretRef of the PersistentVolume names")]
-    Invalid {
-        #[source]
-        cause: InvalidKeys,
-    },
-}
-
 impl Publish {
     /// Checks in the order of the CSI contract; the first failure wins.
-    pub fn parse(raw: &RawPublish<'_>) -> Result<Self, InvalidPublish> {
+    pub fn parse(raw: &RawPublish<'_>, fallback: &SecretFallback) -> Result<Self, InvalidPublish> {
         let RawPublish { volume_id, target_path, volume_context, capability, readonly, secrets } = raw;
         let attribute = |key: &str| volume_context.get(key).map(String::as_str).filter(|it| !it.is_empty());
 
@@ -255,7 +232,11 @@ impl Publish {
             arguments.set("--prefix", Some(prefix.as_str()));
         }
         add_defaults(&mut arguments, fs_group);
-        let identity = parse_identity(attribute(context::AUTHENTICATION_SOURCE), secrets)?;
+        let declared_source = parse_source(attribute(context::AUTHENTICATION_SOURCE))?;
+        let identity = match parse_identity(declared_source, secrets) {
+            Err(UnusableSecret::Missing) if fallback.applies_to(volume_context) => Identity::Driver,
+            identity => identity.map_err(|cause| InvalidPublish::Credentials { cause })?,
+        };
         let endpoint = parse_endpoint(attribute(context::ENDPOINT_URL), identity.source())?;
 
         Ok(Self {
@@ -271,7 +252,14 @@ impl Publish {
             arguments,
             fs_group: fs_group.map(|it| it.to_string()),
             identity,
+            declared_source,
         })
+    }
+
+    /// Whether the driver's keys are used in place of a Secret. Such a workload never shares a source with one that has a Secret, because
+    /// the identity is part of the sharing key.
+    pub fn has_fallen_back(&self) -> bool {
+        self.identity.source() != self.declared_source
     }
 
     /// What must be equal for another workload on this node to share this one's source.
@@ -311,34 +299,6 @@ impl Access {
         match (self, other) {
             (Self::ReadWrite, Self::ReadWrite) => Self::ReadWrite,
             (Self::ReadOnly, _) | (_, Self::ReadOnly) => Self::ReadOnly,
-        }
-    }
-}
-
-impl AuthenticationSource {
-    pub(crate) fn parse(text: &str) -> Option<Self> {
-        [Self::Driver, Self::Secret].into_iter().find(|it| it.as_str() == text)
-    }
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Driver => "driver",
-            Self::Secret => "secret",
-        }
-    }
-}
-
-impl fmt::Display for AuthenticationSource {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.as_str())
-    }
-}
-
-impl Identity {
-    pub const fn source(&self) -> AuthenticationSource {
-        match self {
-            Self::Driver => AuthenticationSource::Driver,
-            Self::Secret(_) => AuthenticationSource::Secret,
         }
     }
 }
@@ -439,21 +399,6 @@ fn add_defaults(arguments: &mut MountArguments, fs_group: Option<u32>) {
         arguments.set_if_absent("--allow-root", None);
     }
     arguments.set_if_absent("--force-path-style", None);
-}
-
-fn parse_identity(
-    source: Option<&str>,
-    secrets: &BTreeMap<String, Secret<String>>,
-) -> Result<Identity, InvalidPublish> {
-    match source {
-        None | Some("driver") => Ok(Identity::Driver),
-        Some("secret") if secrets.is_empty() => Err(InvalidPublish::Credentials { cause: UnusableSecret::Missing }),
-        Some("secret") => match Keys::from_secret(secrets) {
-            Ok(keys) => Ok(Identity::Secret(keys)),
-            Err(cause) => Err(InvalidPublish::Credentials { cause: UnusableSecret::Invalid { cause } }),
-        },
-        Some(other) => Err(InvalidPublish::AuthenticationSource { value: other.to_owned() }),
-    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ struct Given {
     fs_group: String,
     readonly: bool,
     secrets: BTreeMap<String, Secret<String>>,
+    fallback: SecretFallback,
 }
 
 impl Given {
@@ -35,6 +36,7 @@ impl Given {
             fs_group: String::new(),
             readonly: false,
             secrets: BTreeMap::new(),
+            fallback: SecretFallback::default(),
         }
     }
 
@@ -74,14 +76,15 @@ impl Given {
             _ => AccessType::Unset,
         };
         let capability = RawCapability { access_mode: self.access_mode.clone(), access_type };
-        Publish::parse(&RawPublish {
+        let raw = RawPublish {
             volume_id: &self.volume_id,
             target_path: &self.target_path,
             volume_context: &self.context,
             capability: self.capability.then_some(capability),
             readonly: self.readonly,
             secrets: &self.secrets,
-        })
+        };
+        Publish::parse(&raw, &self.fallback)
     }
 }
 
@@ -319,6 +322,44 @@ fn secret_means_secret() {
         assert!(given.parse().unwrap_err().is_about_credentials());
     }
     assert!(!Given::attribute("authenticationSource", "pod").parse().unwrap_err().is_about_credentials());
+}
+
+/// A volume that says `secret`, with this Secret, of a workload in this namespace; the fallback is on in `old`.
+fn falling_back(namespace: &str, secret: &[(&str, &str)]) -> Given {
+    let mut given = Given::secret(secret);
+    given.context.insert("csi.storage.k8s.io/pod.namespace".to_owned(), namespace.to_owned());
+    given.fallback = SecretFallback::in_namespaces(["old".to_owned(), String::new()]);
+    given
+}
+
+#[test]
+fn a_missing_secret_falls_back_to_the_driver_s_keys_in_listed_namespaces_only() {
+    let publish = falling_back("old", &[]).parse().unwrap();
+    assert_eq!((&publish.identity, publish.has_fallen_back()), (&Identity::Driver, true));
+    for namespace in ["other", ""] {
+        assert!(falling_back(namespace, &[]).parse().unwrap_err().is_about_credentials());
+    }
+    let mut unlisted = falling_back("old", &[]);
+    unlisted.fallback = SecretFallback::default();
+    assert!(unlisted.parse().unwrap_err().is_about_credentials());
+    assert!(!Given::fine().parse().unwrap().has_fallen_back());
+}
+
+#[test]
+fn the_fallback_is_not_for_malformed_secrets_nor_for_other_stores() {
+    let malformed = falling_back("old", &[("access_key_id", "a")]);
+    assert!(malformed.parse().unwrap_err().is_about_credentials());
+    let mut elsewhere = falling_back("old", &[]);
+    elsewhere.context.insert("endpointUrl".to_owned(), "http://elsewhere.example".to_owned());
+    assert!(elsewhere.parse().unwrap_err().is_about_credentials());
+}
+
+#[test]
+fn a_workload_that_fell_back_shares_nothing_with_one_that_has_a_secret() {
+    let with_secret = falling_back("old", &[("access_key_id", "a"), ("secret_access_key", "b")]).parse().unwrap();
+    assert!(!with_secret.has_fallen_back());
+    let without = falling_back("old", &[]).parse().unwrap();
+    assert_ne!(without.sharing_key("node"), with_secret.sharing_key("node"));
 }
 
 #[test]

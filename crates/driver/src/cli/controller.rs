@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use s3csi_core::publish::SingleNodeVolumes;
+use s3csi_core::stage::StageLimit;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -102,6 +103,10 @@ pub struct ControllerArgs {
     #[arg(long, env = "TLS_CA_CERT_CONFIGMAP", value_name = "NAME")]
     tls_ca_cert_configmap: Option<String>,
 
+    /// Size limit of the volume in which Mountpoint Pods stage files above 8 MiB that are edited in place; 0: no such volume.
+    #[arg(long, env = "MOUNTPOINT_STAGE_SIZE_LIMIT", value_name = "QUANTITY", default_value = "1Gi")]
+    mountpoint_stage_size_limit: StageLimit,
+
     /// Whether controllers elect a leader.
     #[arg(long, value_enum, default_value = "on")]
     leader_election: LeaderElection,
@@ -161,6 +166,7 @@ impl ControllerArgs {
             mountpoint_version,
             mountpoint_priority_class_name,
             tls_ca_cert_configmap,
+            mountpoint_stage_size_limit,
             leader_election,
             lease_name,
             lease_namespace,
@@ -226,6 +232,7 @@ impl ControllerArgs {
                         driver_version,
                         ca_config_map: set(tls_ca_cert_configmap),
                         default_resources: mountpoint_resources.defaults(),
+                        stage: mountpoint_stage_size_limit,
                         platform,
                     },
                     identity,

@@ -11,6 +11,8 @@ use kube::Client;
 use s3csi_core::duration::{self, InvalidDuration};
 use s3csi_core::environment::DriverSettings;
 use s3csi_core::limits;
+use s3csi_core::publish::SecretFallback;
+use s3csi_core::stage::StageLimit;
 use s3csi_handoff::COMMUNICATION_DIRECTORY;
 use tokio::runtime::Runtime;
 
@@ -35,7 +37,7 @@ use crate::node::source::SourceManager;
 use crate::node::strategies::daemon::Daemon;
 use crate::node::strategies::pod::MountpointPods;
 use crate::node::strategies::systemd::{
-    CacheDirs, CrashLimiter, CredentialDirs, EngineRecovery, Recovery, SystemdUnits, UnitCache, UnitMounts,
+    CacheDirs, CrashLimiter, CredentialDirs, EngineRecovery, Recovery, StageDirs, SystemdUnits, UnitCache, UnitMounts,
 };
 use crate::node::{Layout, Node, strategies};
 use crate::systemd::{Limits, PRIVATE_SOCKET, Systemd};
@@ -52,6 +54,9 @@ const SYSTEMD_CREDENTIALS: &str = "systemd";
 
 /// In the plugin's directory: the caches of strategy systemd.
 const SYSTEMD_CACHE: &str = "systemd-cache";
+
+/// In the plugin's directory: the staging directories of strategy systemd.
+const SYSTEMD_STAGE: &str = "systemd-stage";
 
 /// A call that is stuck in the kernel must not keep the process from ending.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -121,6 +126,11 @@ pub struct NodeArgs {
     #[arg(long, env = "AWS_REGION", value_name = "REGION")]
     s3_region: Option<String>,
 
+    /// Namespaces of workloads whose volumes use the driver's keys if they say `authenticationSource: secret` and name no Secret, as
+    /// volumes of earlier drivers do.
+    #[arg(long, env = "SECRET_FALLS_BACK_TO_DRIVER", value_name = "NAMESPACE,…", value_delimiter = ',')]
+    secret_falls_back_to_driver: Vec<String>,
+
     /// Kubernetes version for the user agent.
     #[arg(long, env = "KUBERNETES_VERSION", value_name = "VERSION")]
     kubernetes_version: Option<String>,
@@ -183,6 +193,11 @@ struct SystemdArgs {
     #[arg(long, env = "ENGINE_TASKS_LIMIT", value_name = "NUMBER")]
     engine_tasks_limit: Option<u64>,
 
+    /// Strategy systemd: size limit of the directory in which an engine stages files above 8 MiB that are edited in place; 0: the
+    /// engine makes one in /var/tmp.
+    #[arg(long, env = "ENGINE_STAGE_SIZE_LIMIT", value_name = "QUANTITY", default_value = "1Gi")]
+    engine_stage_size_limit: StageLimit,
+
     /// Strategy systemd: what happens when an engine dies. With `on`, its unit starts a new engine on the same mount, and
     /// applications see a pause; with `off`, the volume is mounted again.
     #[arg(long, env = "ENGINE_KEEP_ALIVE", value_enum, default_value = "on")]
@@ -206,6 +221,7 @@ impl NodeArgs {
             health_address,
             s3_endpoint_url,
             s3_region,
+            secret_falls_back_to_driver,
             kubernetes_version,
             log,
             stop_after,
@@ -244,12 +260,13 @@ impl NodeArgs {
             Strategy::Daemon => builder.build_daemon(mounter, &background)?,
             Strategy::Systemd => builder.build_systemd(systemd, &background)?,
         };
+        let fallback = SecretFallback::in_namespaces(secret_falls_back_to_driver);
         let csi_socket = endpoint.map_or_else(|| builder.layout.csi_socket(), Endpoint::into_path);
         let kubelet_endpoint = kubelet_endpoint.unwrap_or_else(|| csi_socket.clone());
         let server = Server {
             driver_name: builder.driver_name.clone(),
             node_id: builder.node_id.clone(),
-            node: Arc::new(Node::new(builder.host.clone(), strategy, background.reporter.clone())),
+            node: Arc::new(Node::new(builder.host.clone(), strategy, background.reporter.clone(), fallback)),
             registration: builder.registration(registration, kubelet_endpoint, &background),
             csi_socket,
             health_address,
@@ -383,6 +400,7 @@ impl NodeBuilder {
             engine_memory_limit,
             engine_cpu_limit,
             engine_tasks_limit,
+            engine_stage_size_limit,
             engine_keep_alive,
         } = systemd;
         let directory = self.layout.plugin_directory();
@@ -402,6 +420,11 @@ impl NodeBuilder {
             caches: CacheDirs {
                 path: resolved_directory(&directory.join(SYSTEMD_CACHE))?,
                 host_view: host_view.join(SYSTEMD_CACHE),
+            },
+            stages: StageDirs {
+                path: resolved_directory(&directory.join(SYSTEMD_STAGE))?,
+                host_view: host_view.join(SYSTEMD_STAGE),
+                limit: engine_stage_size_limit,
             },
             legacy: LegacyProfiles { directory: resolved_directory(&directory)?, host_view },
             engine: mount_s3_path,

@@ -13,7 +13,10 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use s3csi_core::mountpoint_pod::{CACHE_DIRECTORY, CacheVolume, DefaultResources, Medium, PodShape, Resources};
+use s3csi_core::mountpoint_pod::{
+    CACHE_DIRECTORY, CacheVolume, DefaultResources, Medium, PodShape, Resources, STAGE_DIRECTORY,
+};
+use s3csi_core::stage::StageLimit;
 use s3csi_core::{PvName, WorkloadUid};
 use s3csi_handoff::{COMMUNICATION_DIRECTORY, COMMUNICATION_VOLUME};
 
@@ -38,6 +41,8 @@ pub struct PodSettings {
     pub ca_config_map: Option<String>,
     /// For volumes that set none.
     pub default_resources: DefaultResources,
+    /// The limit of the staging volume, unless the volume sets another.
+    pub stage: StageLimit,
     pub platform: Platform,
 }
 
@@ -71,6 +76,7 @@ const CONTAINER: &str = "mountpoint";
 const COMM_SIZE: &str = "10Mi";
 
 const CACHE: &str = "local-cache";
+const STAGE: &str = "local-stage";
 const CA: &str = "custom-ca-cert";
 const CA_DIRECTORY: &str = "/custom-ca";
 const CA_FILE: &str = "ca-bundle.crt";
@@ -101,6 +107,16 @@ pub fn mountpoint_pod(settings: &PodSettings, parameters: &PodParameters<'_>) ->
         volumes.push(cache_volume(&settings.keys, cache));
         mounts.push(mount(CACHE, CACHE_DIRECTORY));
         arguments.push(format!("--cache-dir={CACHE_DIRECTORY}"));
+    }
+    if let Some(limit) = shape.stage.as_ref().unwrap_or(&settings.stage).size() {
+        volumes.push(Volume {
+            name: STAGE.to_owned(),
+            empty_dir: Some(EmptyDirVolumeSource { medium: None, size_limit: Some(Quantity(limit.to_string())) }),
+            ..Volume::default()
+        });
+        mounts.push(mount(STAGE, STAGE_DIRECTORY));
+        arguments.push(format!("--stage-dir={STAGE_DIRECTORY}"));
+        arguments.push(format!("--stage-size-limit={limit}"));
     }
     if let Some(config_map) = &settings.ca_config_map {
         volumes.push(ca_volume(config_map));

@@ -21,7 +21,7 @@ pub fn of_publish(error: &PublishError) -> Status {
         }
         PublishError::NoDriverKeys { .. } => Code::Unauthenticated,
         PublishError::Credentials { .. }
-        | PublishError::Cache { .. }
+        | PublishError::EngineDirectory { .. }
         | PublishError::Look { .. }
         | PublishError::Bind { .. }
         | PublishError::Target { .. } => Code::Internal,

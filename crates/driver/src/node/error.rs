@@ -55,8 +55,8 @@ pub enum PublishError {
         cause: SafeDirError,
     },
 
-    #[error("failed to create the cache of bucket {bucket:?}")]
-    Cache {
+    #[error("failed to create the cache or staging directory of bucket {bucket:?}")]
+    EngineDirectory {
         bucket: String,
         #[source]
         cause: io::Error,

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use s3csi_core::policy::{self, Removed};
-use s3csi_core::publish::{Publish, RawPublish, SingleNodeVolumes};
+use s3csi_core::publish::{Publish, RawPublish, SecretFallback, SingleNodeVolumes};
 use s3csi_core::target::TargetPath;
 
 use self::error::{PublishError, UnpublishError};
@@ -49,11 +49,17 @@ pub const WORKLOAD_NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
 /// The reason of the Event for a mount option that has no effect.
 const OPTION_IGNORED: &str = "MountOptionIgnored";
 
+/// The reason of the Event for a volume without the Secret that it should have.
+const DRIVER_KEYS_USED: &str = "DriverKeysUsed";
+const DRIVER_KEYS_USED_NOTE: &str = "the volume says authenticationSource: secret, but names no Secret (nodePublishSecretRef); the \
+    driver's keys are used, because this namespace is listed in legacy.secretFallsBackToDriver";
+
 pub struct Node {
     host: Arc<dyn Host>,
     strategy: Strategy,
     targets: KeyedLocks,
     reporter: Arc<Reporter>,
+    fallback: SecretFallback,
 }
 
 impl Node {
@@ -65,12 +71,12 @@ impl Node {
         }
     }
 
-    pub fn new(host: Arc<dyn Host>, strategy: Strategy, reporter: Arc<Reporter>) -> Self {
-        Self { host, strategy, targets: KeyedLocks::default(), reporter }
+    pub fn new(host: Arc<dyn Host>, strategy: Strategy, reporter: Arc<Reporter>, fallback: SecretFallback) -> Self {
+        Self { host, strategy, targets: KeyedLocks::default(), reporter, fallback }
     }
 
     pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant, timer: &CallTimer) -> Result<(), PublishError> {
-        let publish = Publish::parse(raw).map_err(PublishError::Invalid)?;
+        let publish = Publish::parse(raw, &self.fallback).map_err(PublishError::Invalid)?;
         let target = publish.target.path().to_owned();
         let busy = || PublishError::TargetBusy { target: target.clone() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
@@ -82,11 +88,20 @@ impl Node {
         let volume = publish.target.volume().to_string();
         let bucket = publish.bucket.to_string();
         let ignored = policy::removed(&publish.arguments);
+        let has_fallen_back = publish.has_fallen_back();
         let PublishOutcome { mounted, source } = self.strategy.publish(publish, raw, deadline, timer)?;
         let served_by = self.strategy.describe_server(source.as_deref());
         let published = PublishedVolume { workload, volume, bucket, source, refreshed: Instant::now() };
         self.reporter.published(&target, published, mounted, &served_by);
-        for Removed { option, reason } in ignored.iter().filter(|_| mounted != MountOutcome::AlreadyMounted) {
+        if mounted == MountOutcome::AlreadyMounted {
+            return Ok(());
+        }
+        if has_fallen_back {
+            let (reason, note) = (DRIVER_KEYS_USED, DRIVER_KEYS_USED_NOTE);
+            tracing::warn!(?target, reason, note, "a volume without a Secret uses the driver's keys");
+            self.reporter.report(&target, EventType::Warning, reason, note);
+        }
+        for Removed { option, reason } in &ignored {
             let text = format!("mount option {option} has no effect: {reason}");
             self.reporter.report_about(&target, option, EventType::Warning, OPTION_IGNORED, &text);
         }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use s3csi_core::mountpoint_pod::{DefaultResources, PodShape, Resources};
+use s3csi_core::stage::StageLimit;
 use s3csi_driver::api::MetadataKeys;
 use s3csi_driver::controller::pod::{Platform, PodParameters, PodSettings, mountpoint_pod};
 
@@ -21,6 +22,7 @@ fn settings() -> PodSettings {
         mountpoint_version: "1.19.0".to_owned(),
         ca_config_map: None,
         default_resources: DefaultResources::default(),
+        stage: StageLimit::Off,
         platform: Platform::Kubernetes,
     }
 }
@@ -138,6 +140,24 @@ fn a_cache_on_a_volume_of_its_own() {
 #[test]
 fn a_cache_asked_for_by_mount_option() {
     check("cache-option.yaml", &settings(), "test-vol", &[], &["cache /tmp/somewhere"]);
+}
+
+#[test]
+fn staging_with_the_limit_of_the_driver() {
+    let settings = PodSettings { stage: "1Gi".parse().unwrap(), ..settings() };
+    check("stage.yaml", &settings, "test-vol", &[("cache", "emptyDir")], &[]);
+}
+
+#[test]
+fn staging_with_the_limit_of_the_volume() {
+    let settings = PodSettings { stage: "1Gi".parse().unwrap(), ..settings() };
+    check("stage-volume.yaml", &settings, "test-vol", &[("mountpointStageSizeLimit", "20Gi")], &[]);
+}
+
+#[test]
+fn a_volume_may_turn_staging_off() {
+    let settings = PodSettings { stage: "1Gi".parse().unwrap(), ..settings() };
+    check("plain.yaml", &settings, "test-vol", &[("mountpointStageSizeLimit", "0")], &[]);
 }
 
 #[test]

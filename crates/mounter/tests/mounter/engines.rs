@@ -36,6 +36,25 @@ fn the_command_line_and_the_environment_are_those_of_the_request() {
 }
 
 #[test]
+fn each_source_has_a_staging_directory_of_its_own_until_its_engine_has_exited() {
+    let place = tempfile::tempdir().unwrap();
+    let stage = place.path().join("stage");
+    let flags = ["--limit", "2", "--stage-size-limit", "100Mi", "--stage-dir", stage.to_str().unwrap()];
+    let mounter = Mounter::start(&flags);
+    let script =
+        r#"printf '%s\n' "$@" >&2; for it; do case $it in --stage=*) ls -d "${it#--stage=}" >&2;; esac; done; exit 1"#;
+    let mut request = for_source(&mounter, scripted(script), "source-1");
+    request.args = ["--stage=/etc", "--max-stage-size=9999"].map(str::to_owned).to_vec();
+
+    let error = mounter.request(&request, Pipe::new().writer).failure();
+
+    let own = stage.join("sources/source-1").display().to_string();
+    let expected = ["--max-stage-size=95", &format!("--stage={own}"), "--foreground", &own];
+    assert_eq!(error.lines().skip(2).collect::<Vec<_>>(), expected);
+    assert!(!PathBuf::from(own).exists(), "left behind");
+}
+
+#[test]
 fn an_engine_has_its_own_descriptor_and_no_other() {
     const COUNT: usize = 24;
     let mounter = Mounter::start(&["--limit", "100"]);

@@ -212,4 +212,24 @@ fn volumes_of_a_namespace_use_only_the_buckets_that_are_allowed() {
     let claim = json!({ "spec": { "claimRef": { "namespace": "team-a", "name": "data" } } }).to_string();
     let bound = cluster.control_plane.kubectl(&["patch", "pv", "unbound", "--type=merge", "--patch", &claim]);
     assert!(bound.is_err_and(|it| it.to_string().contains("may not use bucket payroll")));
+    // A volume that names no Secret may use the driver's keys now.
+    let fallback = "legacy.secretFallsBackToDriver=[\"team-b\"]";
+    cluster.our_chart("upgrade", &[&arguments[..], &[allowed, "--set-json", fallback]].concat()).unwrap();
+    s3csi_testbed::wait::wait_for("the changed policy is effective", || {
+        attempt += 1;
+        create(&format!("no-secret-{attempt}"), Some("team-b"), "payroll", "secret").is_err()
+    });
+    let with_secret = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": "with-secret" },
+        "spec": {
+            "accessModes": ["ReadWriteMany"], "capacity": { "storage": "1Gi" },
+            "claimRef": { "namespace": "team-b", "name": "data" },
+            "csi": {
+                "driver": "s3.csi.scality.com", "volumeHandle": "with-secret",
+                "nodePublishSecretRef": { "namespace": "team-b", "name": "keys" },
+                "volumeAttributes": { "bucketName": "payroll", "authenticationSource": "secret" },
+            },
+        },
+    });
+    cluster.control_plane.apply(&with_secret.to_string()).unwrap();
 }

@@ -296,3 +296,43 @@ fn scrapes_are_for_those_who_are_named() {
     }
     assert_eq!(narrow.get("NetworkPolicy", "s3-csi-mountpoint-pods")["spec"]["ingress"], Value::Null);
 }
+
+#[test]
+fn staged_files_have_a_volume_unless_its_limit_is_zero() {
+    for (limit, is_on) in [(json!("2Gi"), true), (json!(""), false), (json!("0"), false), (json!(0), false)] {
+        let daemon = render(&[("strategy", json!("daemon")), ("mounter.stageSizeLimit", limit.clone())]);
+        let pod = &daemon.get("DaemonSet", "s3-csi-mounter")["spec"]["template"]["spec"];
+        let has = |list: &Value, name: &str| elements(list).any(|it| it["name"] == name);
+        assert_eq!(has(&pod["volumes"], "local-stage"), is_on, "{limit}");
+        assert_eq!(has(&pod["containers"][0]["volumeMounts"], "local-stage"), is_on, "{limit}");
+        let arguments = &pod["containers"][0]["args"];
+        assert_eq!(elements(arguments).any(|it| it == "--stage-size-limit=2Gi"), is_on, "{limit}");
+        assert_eq!(elements(arguments).any(|it| it == "--stage-dir=/local-stage"), is_on, "{limit}");
+
+        let expected = if is_on { "2Gi" } else { "0" };
+        let controller = render(&[("mountpointPod.stageSizeLimit", limit.clone())]);
+        assert_eq!(variable(&controller, "Deployment", "s3-csi-controller", "MOUNTPOINT_STAGE_SIZE_LIMIT"), expected);
+        let systemd = render(&[("strategy", json!("systemd")), ("systemd.stageSizeLimit", limit)]);
+        assert_eq!(variable(&systemd, "DaemonSet", "s3-csi-node", "ENGINE_STAGE_SIZE_LIMIT"), expected);
+    }
+}
+
+/// A variable of the first container of a workload; null if it has none.
+fn variable(objects: &Objects, kind: &str, name: &str, variable: &str) -> Value {
+    let container = &objects.get(kind, name)["spec"]["template"]["spec"]["containers"][0];
+    let found = elements(&container["env"]).find(|it| it["name"] == variable);
+    found.map_or(Value::Null, |it| it["value"].clone())
+}
+
+#[test]
+fn volumes_without_their_secret_use_the_driver_s_keys_only_where_it_is_said() {
+    for strategy in STRATEGIES {
+        let namespaces =
+            |settings: &[_]| variable(&render(settings), "DaemonSet", "s3-csi-node", "SECRET_FALLS_BACK_TO_DRIVER");
+        let strategy = ("strategy", json!(strategy));
+        assert_eq!(namespaces(std::slice::from_ref(&strategy)), Value::Null);
+        assert_eq!(namespaces(&[strategy.clone(), ("legacy", Value::Null)]), Value::Null);
+        let listed = ("legacy.secretFallsBackToDriver", json!(["old", "older"]));
+        assert_eq!(namespaces(&[strategy, listed]), "old,older");
+    }
+}

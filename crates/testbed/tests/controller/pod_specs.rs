@@ -97,6 +97,27 @@ fn cache_of(spec: &PodSpec) -> &k8s_openapi::api::core::v1::Volume {
     spec.volumes.as_ref().unwrap().iter().find(|it| it.name == "local-cache").unwrap()
 }
 
+fn stage_limit_of(spec: &PodSpec) -> Option<&str> {
+    let volume = spec.volumes.as_ref().unwrap().iter().find(|it| it.name == "local-stage")?;
+    Some(&volume.empty_dir.as_ref().unwrap().size_limit.as_ref().unwrap().0)
+}
+
+#[tokio::test]
+async fn each_has_a_volume_for_staged_files() {
+    let plain = spec("stage", &[], &[]).await;
+    assert_eq!(stage_limit_of(&plain), Some("1Gi"));
+    let arguments = plain.containers[0].args.as_ref().unwrap();
+    for argument in ["--stage-dir=/local-stage", "--stage-size-limit=1Gi"] {
+        assert!(arguments.iter().any(|it| it == argument), "{arguments:?}");
+    }
+    let large = spec("stage-large", &[], &[("mountpointStageSizeLimit", "20Gi")]).await;
+    assert_eq!(stage_limit_of(&large), Some("20Gi"));
+    let none = spec("stage-none", &[], &[("mountpointStageSizeLimit", "0")]).await;
+    assert_eq!(stage_limit_of(&none), None);
+    let reason = "volume attribute mountpointStageSizeLimit \"much\" is not a size such as 1Gi, or 0 for none";
+    check_refused("stage-wrong", &[], &[("mountpointStageSizeLimit", "much")], reason).await;
+}
+
 #[tokio::test]
 async fn c30_a_cache_by_mount_option_is_an_empty_dir() {
     let spec = spec("c30", &["cache /tmp/x"], &[]).await;

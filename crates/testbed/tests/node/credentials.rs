@@ -114,6 +114,43 @@ fn secret_without_a_secret_is_refused_and_never_the_driver_s_keys() {
     world.check_nothing_left();
 }
 
+/// Volumes of earlier drivers say `secret` and name none.
+#[test]
+fn a_missing_secret_means_the_driver_s_keys_in_listed_namespaces() {
+    let fixture = Fixture::new("credentials-fallback");
+    let mut world = World::prepare(&fixture);
+    world.start_mounter();
+    world.start_node_with(&["--secret-falls-back-to-driver", "elsewhere,default"]);
+    let without = |number: u32, attributes: &[(&str, &str)]| {
+        let mut volume = volume(number);
+        volume.attributes.insert("authenticationSource".to_owned(), "secret".to_owned());
+        volume.attributes.extend(attributes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+        volume
+    };
+    let target = world.publish(&without(1, &[]));
+    world.check_serves(&target);
+    assert_eq!(fs::read_to_string(credentials_file(&world)).unwrap(), profile(world.store.account()));
+    world.node().wait_for_log("a volume without a Secret uses the driver's keys");
+
+    let refuse = |volume: &CsiVolume| {
+        check_refused(world.try_publish(volume), Code::Unauthenticated, &["no usable Secret"]);
+    };
+    refuse(&without(2, &[("csi.storage.k8s.io/pod.namespace", "other")]));
+    refuse(&without(2, &[("endpointUrl", "http://127.0.0.1:1")]));
+    let mut malformed = without(2, &[]);
+    malformed.secrets.insert("access_key_id".to_owned(), "alone".to_owned());
+    refuse(&malformed);
+
+    // The same volume with a Secret, of the same account, has an engine of its own.
+    let account = world.store.account().clone();
+    let with_secret = volume(3).with_secret(&account.access_key, &account.secret_key);
+    world.publish(&with_secret);
+    assert_eq!(world.engines().len(), 2);
+    world.unpublish(&with_secret);
+    world.unpublish(&without(1, &[]));
+    world.check_nothing_left();
+}
+
 #[test]
 fn a_wrong_secret_is_refused_with_the_stores_message() {
     let fixture = Fixture::new("credentials-wrong");

@@ -14,5 +14,6 @@ mod read_only;
 mod repair;
 mod service;
 mod sharing;
+mod staging;
 mod world;
 mod wrong_input;

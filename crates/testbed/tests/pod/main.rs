@@ -15,6 +15,7 @@ mod older_drivers;
 mod permissions;
 mod replacement;
 mod retire;
+mod staging;
 mod status;
 mod taint;
 mod world;

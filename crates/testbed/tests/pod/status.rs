@@ -124,6 +124,24 @@ fn each_option_without_effect_has_its_event() {
 }
 
 #[test]
+fn a_volume_that_uses_the_driver_s_keys_for_lack_of_a_secret_has_its_event() {
+    let fixture = Fixture::new("pod-status-fallback");
+    let mut world = World::prepare(&fixture);
+    world.start_node_with(&["--secret-falls-back-to-driver", "default"]);
+    let pod = world.serve(&[1]);
+    let mut volume = world.volume(1);
+    volume.attributes.insert("authenticationSource".to_owned(), "secret".to_owned());
+    let target = world.publish(&volume);
+    fs::write(target.join("file"), "x").unwrap();
+    world.wait_for_event(
+        1,
+        "Warning DriverKeysUsed: bucket \"bucket-1\": the volume says authenticationSource: secret, but names no Secret",
+    );
+    world.unpublish(&volume);
+    world.retire(&pod);
+}
+
+#[test]
 fn repeated_events_are_rate_limited() {
     let fixture = Fixture::new("pod-status-rate");
     let world = start(&fixture);

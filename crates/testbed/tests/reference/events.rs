@@ -17,7 +17,7 @@ to those of kubelet. An Event that repeats is recorded once a minute; failures t
 ";
 
 /// Reason, what records it, meaning.
-const EVENTS: [(&str, &str, &str); 15] = [
+const EVENTS: [(&str, &str, &str); 16] = [
     ("MountpointPodAssigned", "controller", "a Mountpoint Pod serves the workload"),
     ("WaitingForMountpointPod", "controller", "the Mountpoint Pod does not run yet; the message names the reason"),
     (
@@ -32,6 +32,12 @@ const EVENTS: [(&str, &str, &str); 15] = [
         "VolumeRemounted",
         "node",
         "a dead mount was mounted again. A container that ran before keeps the dead one until it is restarted",
+    ),
+    (
+        "DriverKeysUsed",
+        "node",
+        "the volume says `authenticationSource: secret`, but names no Secret; the driver's keys are used, because the namespace is \
+         listed in `legacy.secretFallsBackToDriver`",
     ),
     ("MountOptionIgnored", "node", "a mount option that only the driver sets; the bucket is mounted without it"),
     ("EngineResumed", "node", "an engine died and another one took over the same mount; open files stay valid"),

@@ -1,12 +1,14 @@
 //! The sandbox of engines: what a store that takes over an engine could still do.
 
-use std::fs;
-use std::os::unix::fs::MetadataExt as _;
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
+use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::noise::noise;
 use s3csi_testbed::systemd::{beside_systemd, systemctl};
 
-use crate::world::{World, only_unit, volume};
+use crate::world::{BUCKET, World, names_in, only_unit, volume};
 
 /// Capabilities as bits.
 const SYS_ADMIN: u64 = 1 << 21;
@@ -81,6 +83,32 @@ fn a_cache_is_in_a_directory_of_our_own_for_root_only_and_gone_with_its_volume()
         let mode = fs::metadata(cache).unwrap_or_else(|error| panic!("{cache}: {error}")).mode();
         assert_eq!(mode & 0o7777, 0o700, "{cache}");
         world.unpublish(&cached);
+        world.check_nothing_left();
+    });
+}
+
+#[test]
+fn a_large_file_is_staged_in_a_directory_of_our_own_for_root_only_and_gone_with_its_volume() {
+    beside_systemd(|| {
+        let fixture = Fixture::new("systemd-stage");
+        let world = World::start_beside_systemd(&fixture);
+        let mut content = noise(1, 20 << 20);
+        world.store.put_object(BUCKET, "file", &content).unwrap();
+        let volume = volume(1).with_option("max-stage-size 5000");
+        let target = world.publish(&volume);
+        let show = systemctl(&["show", "--property=ExecStart", &only_unit()]);
+        assert!(show.contains("--stage=") && show.contains("/systemd-stage/mp-"), "{show}");
+        assert!(show.contains("--max-stage-size=972"), "a volume gets no more than the driver allows: {show}");
+        let stage = world.plugin.stages().join(&names_in(&world.plugin.stages())[0]);
+        assert_eq!(fs::metadata(&stage).unwrap().mode() & 0o7777, 0o700, "{stage:?}");
+
+        let file = File::options().read(true).write(true).open(target.join("file")).unwrap();
+        file.write_all_at(b"edited", 15 << 20).unwrap();
+        content[15 << 20..(15 << 20) + 6].copy_from_slice(b"edited");
+        assert_eq!(names_in(&stage).len(), 1, "the engine has made its directory in it");
+        drop(file);
+        assert!(world.store.object(BUCKET, "file").unwrap() == content, "the object has other bytes");
+        world.unpublish(&volume);
         world.check_nothing_left();
     });
 }

@@ -36,6 +36,7 @@ pub struct StageDirectory {
 struct MountDirectory {
     parent: PathBuf,
     state: State,
+    /// What this engine made.
     own: Mutex<Option<PathBuf>>,
 }
 
@@ -49,11 +50,10 @@ impl StageDirectory {
     /// by mounts that ended abruptly.
     pub fn open(parent: &Path, is_exclusive: bool, limit: u64, state: &State, lifetime: Lifetime) -> io::Result<Self> {
         fs::create_dir_all(parent)?;
-        let own = state.stage_directory().filter(|_| state.start() == Start::Resumed);
         if is_exclusive && state.start() == Start::First {
             remove_others(parent)?;
         }
-        let mount_directory = MountDirectory { parent: parent.to_owned(), state: state.clone(), own: Mutex::new(own) };
+        let mount_directory = MountDirectory { parent: parent.to_owned(), state: state.clone(), own: Mutex::default() };
         Ok(Self { mount_directory: Some(mount_directory), lifetime, limit, used: AtomicU64::new(0) })
     }
 
@@ -91,18 +91,18 @@ impl StageDirectory {
     /// Where the file of this slot is, for people who read logs.
     pub fn path(&self, id: u64) -> Option<PathBuf> {
         let mount_directory = self.mount_directory.as_ref()?;
-        let own = mount_directory.own.lock();
-        Some(own.as_ref().map_or_else(|| mount_directory.parent.clone(), |own| file(own, id, "")))
+        Some(mount_directory.find().map_or_else(|| mount_directory.parent.clone(), |own| file(&own, id, "")))
     }
 
     /// The file that a previous engine made for this slot.
     pub fn reopen(&self, id: u64, suffix: &str) -> io::Result<File> {
-        let path = file(&self.mount_directory()?.make()?, id, suffix);
+        let directory = self.mount_directory()?.find().ok_or(io::ErrorKind::NotFound)?;
+        let path = file(&directory, id, suffix);
         OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(path)
     }
 
     pub fn remove(&self, id: u64, suffix: &str) {
-        let Some(own) = self.mount_directory.as_ref().and_then(|it| it.own.lock().clone()) else { return };
+        let Some(own) = self.mount_directory.as_ref().and_then(MountDirectory::find) else { return };
         let path = file(&own, id, suffix);
         if let Err(error) = fs::remove_file(&path) {
             tracing::warn!(%error, ?path, "cannot remove a staging file");
@@ -126,7 +126,7 @@ impl StageDirectory {
 
     /// The mount has ended.
     pub fn remove_all(&self) {
-        let own = self.mount_directory.as_ref().and_then(|it| it.own.lock().take());
+        let own = self.mount_directory.as_ref().and_then(MountDirectory::find);
         if let Some(path) = own
             && let Err(error) = fs::remove_dir_all(&path)
         {
@@ -140,11 +140,21 @@ impl StageDirectory {
 }
 
 impl MountDirectory {
-    /// The directory of this mount. Later engines find it by the state memory.
+    /// The directory of this mount, if one of its engines made it. Looked up each time: an engine that is prepared while another one
+    /// serves must find what that one makes later. A directory in the container of another mounter is not there.
+    fn find(&self) -> Option<PathBuf> {
+        self.found(self.own.lock().as_ref())
+    }
+
+    fn found(&self, own: Option<&PathBuf>) -> Option<PathBuf> {
+        own.cloned().or_else(|| self.state.stage_directory()).filter(|it| it.is_dir())
+    }
+
+    /// The same, made if it is missing.
     fn make(&self) -> io::Result<PathBuf> {
         let mut own = self.own.lock();
-        if let Some(path) = &*own {
-            return Ok(path.clone());
+        if let Some(path) = self.found(own.as_ref()) {
+            return Ok(path);
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let path = self.parent.join(format!("{PREFIX}{}-{now:x}", std::process::id()));
@@ -202,6 +212,25 @@ mod tests {
         fs::remove_dir_all(directory.path(7).unwrap().parent().unwrap()).unwrap();
         directory.create(8, "").unwrap();
         assert!(directory.reopen(8, "").is_ok() && directory.reopen(7, "").is_err());
+    }
+
+    #[test]
+    fn an_engine_that_was_prepared_before_finds_the_files_and_one_in_another_container_begins_empty() {
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let state = State::private().unwrap();
+        let open = |parent: &Path| StageDirectory::open(parent, true, 10, &state, Lifetime::Mount).unwrap();
+        let first = open(here.path());
+        state.note_exchange(b"question", b"answer");
+        let prepared = open(here.path());
+        first.create(7, "").unwrap();
+        assert!(prepared.reopen(7, "").is_ok());
+        first.remove_all();
+        let moved = open(there.path());
+        moved.create(8, "").unwrap();
+        assert!(moved.reopen(8, "").is_ok());
+        assert_eq!(fs::read_dir(there.path()).unwrap().count(), 1);
+        moved.remove_all();
+        assert_eq!(fs::read_dir(there.path()).unwrap().count(), 0);
     }
 
     #[test]

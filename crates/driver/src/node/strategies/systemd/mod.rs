@@ -1,24 +1,23 @@
 //! Strategy `systemd`: one transient unit per target. The engine mounts itself at the target, and systemd keeps it running when the
 //! node plugin ends. Units are looked up in systemd, mounts in the kernel's mount table.
 
+mod directories;
 mod error;
 mod mounts;
 mod recovery;
 mod sweep;
 mod units;
 
-use std::borrow::Cow;
 use std::fmt::Display;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use std::{fs, io};
 
 use s3csi_core::credentials::Keys;
 use s3csi_core::publish::{Access, Publish};
 use s3csi_handoff::KEEP_ALIVE_VARIABLE;
 
+pub use self::directories::{CacheDirs, StageDirs};
 pub use self::error::UnitError;
 pub use self::mounts::UnitMounts;
 pub use self::recovery::{CrashLimiter, Recovery};
@@ -43,9 +42,6 @@ use crate::systemd::{Limits, UnitCommand};
 /// As version 1 created it.
 const TARGET_MODE: u32 = 0o755;
 
-/// The mount option whose path is replaced.
-const CACHE_OPTION: &str = "--cache";
-
 /// Engines run as root; no other user needs access.
 const CREDENTIALS_MODE: u32 = 0o700;
 
@@ -56,6 +52,7 @@ pub struct SystemdUnits {
     pub mounts: UnitMounts,
     pub credentials: CredentialDirs,
     pub caches: CacheDirs,
+    pub stages: StageDirs,
     pub legacy: LegacyProfiles,
     /// The engine's path on the host.
     pub engine: PathBuf,
@@ -73,14 +70,6 @@ pub struct SystemdUnits {
 
 /// One credentials directory per target.
 pub struct CredentialDirs {
-    pub path: PathBuf,
-    /// The same directory as the host sees it.
-    pub host_view: PathBuf,
-}
-
-/// One cache directory per target that asks for a cache. The path in the mount option is ignored: engines run as root, and two
-/// tenants that name the same directory would read each other's blocks.
-pub struct CacheDirs {
     pub path: PathBuf,
     /// The same directory as the host sees it.
     pub host_view: PathBuf,
@@ -175,10 +164,9 @@ impl SystemdUnits {
             let silent = |silence| PublishError::Silent { target: target.to_owned(), silence };
             return silence.map_or(Ok(MountOutcome::AlreadyMounted), |it| Err(silent(it)));
         }
-        if publish.arguments.has(CACHE_OPTION) {
-            let failed = |cause| PublishError::Cache { bucket: bucket.clone(), cause };
-            self.caches.create_empty(name).map_err(failed)?;
-        }
+        let unusable = |cause| PublishError::EngineDirectory { bucket: bucket.clone(), cause };
+        self.caches.prepare(publish, name).map_err(unusable)?;
+        self.stages.prepare(name).map_err(unusable)?;
         if let Some(last) = command.command.last_mut() {
             *last = resolved.to_string_lossy().into_owned();
         }
@@ -254,7 +242,7 @@ impl SystemdUnits {
     fn command(&self, publish: &Publish, name: &str, limits: Limits) -> Result<UnitCommand, PublishError> {
         let mut engine = self.engine_config.command(publish, &self.credentials.host_view.join(name))?;
         let mut command = vec![self.engine.to_string_lossy().into_owned()];
-        command.extend(engine.arguments);
+        command.extend(self.stages.with_stage(engine.arguments, name));
         // The mount belongs to this workload alone, so the mount itself is read-only and no bind mount is needed.
         if publish.access == Access::ReadOnly {
             command.push("--read-only".to_owned());
@@ -280,8 +268,14 @@ impl SystemdUnits {
         }
         if created.credentials {
             log_if_failed("credentials not removed", self.credentials.remove(name));
-            log_if_failed("cache not removed", self.caches.remove(name));
+            self.remove_directories(name);
         }
+    }
+
+    /// Without their unit, they only take disk space.
+    fn remove_directories(&self, name: &str) {
+        log_if_failed("cache not removed", self.caches.remove(name));
+        log_if_failed("staging directory not removed", self.stages.remove(name));
     }
 
     /// Removes the mount, its unit, its directory and its credentials.
@@ -311,8 +305,7 @@ impl SystemdUnits {
         if let Some(name) = name {
             let forget = |cause| UnpublishError::Forget { source_name: name.clone(), cause };
             self.credentials.remove(&name).map_err(forget)?;
-            // Without its unit it is only disk space.
-            log_if_failed("cache not removed", self.caches.remove(&name));
+            self.remove_directories(&name);
             if let Some(Origin::Files(profile)) = origin {
                 self.legacy.remove(&profile).map_err(forget)?;
             }
@@ -349,31 +342,6 @@ impl CredentialDirs {
     }
 }
 
-impl CacheDirs {
-    /// The same publish with a cache of its own in place of the path it names.
-    fn redirect<'a>(&self, publish: &'a Publish, name: &str) -> Cow<'a, Publish> {
-        if !publish.arguments.has(CACHE_OPTION) {
-            return Cow::Borrowed(publish);
-        }
-        let mut publish = publish.clone();
-        publish.arguments.set(CACHE_OPTION, Some(&self.host_view.join(name).to_string_lossy()));
-        Cow::Owned(publish)
-    }
-
-    /// Only root reads what is cached, and nothing of an earlier mount is left.
-    fn create_empty(&self, name: &str) -> io::Result<()> {
-        self.remove(name)?;
-        fs::DirBuilder::new().recursive(true).mode(CREDENTIALS_MODE).create(self.path.join(name))
-    }
-
-    fn remove(&self, name: &str) -> io::Result<()> {
-        match fs::remove_dir_all(self.path.join(name)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
-        }
-    }
-}
-
 /// The same for an unchecked path: of a unit, of the mount table, of an unpublish.
 fn directory_name_of_path(target: &Path) -> Option<String> {
     Some(directory_name(&target.to_str()?.parse().ok()?))
@@ -383,59 +351,5 @@ fn directory_name_of_path(target: &Path) -> Option<String> {
 fn log_if_failed<T, E: Display>(what: &str, outcome: Result<T, E>) {
     if let Err(error) = outcome {
         tracing::warn!(%error, "{what}; the next sweep retries");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-    use std::os::unix::fs::PermissionsExt as _;
-
-    use s3csi_core::publish::{AccessMode, AccessType, RawCapability, RawPublish};
-
-    use super::*;
-
-    fn publish(mount_flags: &[&str]) -> Publish {
-        let flags: Vec<String> = mount_flags.iter().map(|it| (*it).to_owned()).collect();
-        let context = BTreeMap::from([("bucketName".to_owned(), "logs".to_owned())]);
-        let uid = "46efe8aa-75d9-4b12-8fdd-0ce0c2cabd99";
-        let target = format!("/var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~csi/pv-1/mount");
-        let access_type = AccessType::Mount { fs_type: "", mount_flags: &flags, volume_mount_group: "" };
-        let raw = RawPublish {
-            volume_id: "volume",
-            target_path: &target,
-            volume_context: &context,
-            capability: Some(RawCapability { access_mode: Some(AccessMode::MultiNodeMultiWriter), access_type }),
-            readonly: false,
-            secrets: &BTreeMap::new(),
-        };
-        Publish::parse(&raw).unwrap()
-    }
-
-    #[test]
-    fn a_cache_is_a_directory_of_our_own_whatever_path_the_volume_names() {
-        let caches = CacheDirs { path: "/plugin/cache".into(), host_view: "/host/cache".into() };
-        let redirected = |flags: &[&str]| caches.redirect(&publish(flags), "mp-1").arguments.render();
-        for path in ["/etc", "/var/cache/shared", "/host/cache/mp-2"] {
-            let arguments = redirected(&[&format!("cache {path}"), "allow-delete"]);
-            assert!(arguments.contains(&"--cache=/host/cache/mp-1".to_owned()), "{arguments:?}");
-            assert!(!arguments.iter().any(|it| it.contains(path)), "{arguments:?}");
-        }
-        assert!(!redirected(&["allow-delete"]).iter().any(|it| it.contains("cache")));
-    }
-
-    #[test]
-    fn a_cache_begins_empty_and_is_for_root_only() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("cache");
-        let caches = CacheDirs { path: path.clone(), host_view: path.clone() };
-        caches.create_empty("mp-1").unwrap();
-        fs::write(path.join("mp-1/block"), "of an earlier mount").unwrap();
-        caches.create_empty("mp-1").unwrap();
-        assert_eq!(fs::read_dir(path.join("mp-1")).unwrap().count(), 0);
-        assert_eq!(fs::metadata(path.join("mp-1")).unwrap().permissions().mode() & 0o777, 0o700);
-        caches.remove("mp-1").unwrap();
-        caches.remove("mp-1").unwrap();
-        assert!(!path.join("mp-1").exists());
     }
 }

@@ -161,7 +161,7 @@ impl Sweeper<'_> {
             if self.has_unit(&name) {
                 continue;
             }
-            log_if_failed("unused cache not removed", self.0.caches.remove(&name));
+            self.0.remove_directories(&name);
             let removed = self.0.credentials.remove(&name);
             if removed.is_ok() {
                 self.0.remediations.record(CREDENTIALS_REMOVED, Path::new(&name), "");
