@@ -22,6 +22,7 @@ mod receive;
 
 mod request;
 mod send;
+mod service_manager;
 mod status;
 
 pub use answer::{Answer, InvalidAnswer, MAX_ANSWER_BYTES};
@@ -31,6 +32,7 @@ pub use failure::{ERRORS_VARIABLE, EngineFailure, JSON_ERRORS};
 pub use receive::{ReceiveError, ReceiveLimits, ReceivedMount, Request, receive};
 pub use request::{InvalidSourceName, MountRequest, SourceName};
 pub use send::{ConnectError, SendError, connect, send, send_resume};
+pub use service_manager::{ServiceManager, StoredDescriptor};
 pub use status::{InvalidStatusReport, StatusReport};
 
 /// Set for an engine that is to supervise itself, like its flag `--keep-alive`.

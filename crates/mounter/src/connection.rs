@@ -209,6 +209,7 @@ fn serve(context: &Context, source: Source, descriptors: MountDescriptors) -> Re
             handle,
             config: context.supervisor,
             is_held: request.hold,
+            resume_cause: "the mounter was restarted",
         };
         let mut report = |event: &Answer| match (event, handle.resources()) {
             (Answer::Held { .. }, Some(resources)) => subscribers.report(event, &[resources.state.as_fd()]),

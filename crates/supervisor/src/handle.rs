@@ -43,7 +43,15 @@ impl SupervisorHandle {
     pub fn stop(&self) {
         self.request(|it| {
             it.is_stopped = true;
-            it.kill();
+            it.signal(Signal::KILL);
+        });
+    }
+
+    /// Asks the engine to store what it can and to exit; no other one takes its place.
+    pub fn finish(&self) {
+        self.request(|it| {
+            it.is_stopped = true;
+            it.signal(Signal::TERM);
         });
     }
 
@@ -81,6 +89,11 @@ impl SupervisorHandle {
         counters.unstored != 0 || counters.staged_on_disk != 0
     }
 
+    /// Whether files are being written that would be lost if the engine ended now.
+    pub fn has_data_at_risk(&self) -> bool {
+        self.resources().is_some_and(|it| EngineCounters::read(&it.state).unstored != 0)
+    }
+
     /// Whether the mount is not to be served any longer.
     pub fn is_stopped(&self) -> bool {
         self.lock().is_stopped
@@ -90,7 +103,7 @@ impl SupervisorHandle {
         let mut control = self.lock();
         control.process = process;
         if control.is_stopped {
-            control.kill();
+            control.signal(Signal::KILL);
         }
     }
 
@@ -141,10 +154,10 @@ impl SupervisorHandle {
 }
 
 impl Control {
-    fn kill(&self) {
+    fn signal(&self, signal: Signal) {
         if let Some(process) = &self.process {
             // ESRCH: it has just exited.
-            let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
+            let _ = rustix::process::pidfd_send_signal(process, signal);
         }
     }
 }

@@ -27,6 +27,8 @@ pub struct MountSpec<'a> {
     pub config: Option<SupervisorConfig>,
     /// Report `held` when an engine serves the mount for the first time.
     pub is_held: bool,
+    /// Reported as the cause of the pause when a mount was resumed without its first supervisor.
+    pub resume_cause: &'a str,
 }
 
 /// The descriptors of a mount that is to be served.
@@ -61,6 +63,13 @@ pub struct MountResources {
     pub fuse: OwnedFd,
     /// A memory file in which engines store what they know of the mount.
     pub state: OwnedFd,
+}
+
+impl MountResources {
+    /// Whether the mount is still there.
+    pub fn is_connected(&self) -> bool {
+        FuseConnection::poll(&self.fuse).is_alive
+    }
 }
 
 /// A mount with everything that outlives its engines.
@@ -142,7 +151,7 @@ impl<'a> ServedMount<'a> {
 
     /// Whether the mount is still there. Only known of one that can be resumed.
     pub fn is_connected(&self) -> bool {
-        self.resources.as_ref().is_some_and(|it| FuseConnection::poll(&it.fuse).is_alive)
+        self.resources.as_ref().is_some_and(|it| it.is_connected())
     }
 
     pub fn has_waiting_requests(&self) -> bool {

@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::io::Write as _;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 
@@ -40,10 +39,11 @@ pub enum StandaloneError {
 }
 
 impl Standalone<'_> {
-    /// Runs engines until the mount is gone. Each learns by a variable which descriptor its mount is.
+    /// Runs engines until the mount is gone. Each learns by a variable which descriptor its mount is. Reports `held` when one
+    /// serves the mount for the first time: from then on another process could continue the mount.
     pub fn run(
         self,
-        fuse: OwnedFd,
+        descriptors: MountDescriptors,
         handle: &SupervisorHandle,
         report: &mut dyn FnMut(&Answer),
     ) -> Result<(), StandaloneError> {
@@ -52,10 +52,17 @@ impl Standalone<'_> {
         let Self { program, arguments, credentials_file, config } = self;
         let launch = Launch::with_own_environment(arguments, credentials_file);
         let config = Some(config);
-        let directories = EngineDirectories::default();
-        let spec = MountSpec { program, launch: &launch, directories, label: "", handle, config, is_held: false };
-        let outcome = supervisor::run(&spec, MountDescriptors::New { fuse }, report, &mut relay)
-            .map_err(StandaloneError::Start)?;
+        let spec = MountSpec {
+            program,
+            launch: &launch,
+            directories: EngineDirectories::default(),
+            label: "",
+            handle,
+            config,
+            is_held: true,
+            resume_cause: "its supervisor was killed",
+        };
+        let outcome = supervisor::run(&spec, descriptors, report, &mut relay).map_err(StandaloneError::Start)?;
         let EngineExit { status, stderr } = outcome.exit;
         match status {
             Ok(status) if status.success() || handle.is_stopped() => Ok(()),

@@ -133,8 +133,7 @@ pub fn run(
         stage: if is_resumed { Stage::Served } else { Stage::Started },
         must_announce: spec.is_held && !is_resumed,
         pending_takeover: (takeover == Some(TakeoverTrigger::OnRequest)).then(PendingTakeover::default),
-        outage: (takeover == Some(TakeoverTrigger::Immediate))
-            .then(|| Outage::begin("the mounter was restarted", false)),
+        outage: (takeover == Some(TakeoverTrigger::Immediate)).then(|| Outage::begin(spec.resume_cause, false)),
         release_requested: None,
         failures: 0,
         serving_since: None,

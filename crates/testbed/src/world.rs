@@ -144,16 +144,17 @@ impl<'a> World<'a> {
         engines[0]
     }
 
-    /// Ends the only engine with SIGKILL and waits until it is gone.
+    /// Ends the only engine and waits until it is gone.
     #[track_caller]
     pub fn kill_engine(&self) {
         self.kill(self.engine());
     }
 
-    /// Ends an engine with SIGKILL, together with the process it supervises, and waits until they are gone.
+    /// Ends an engine without a chance to clean up, together with the process it supervises, and waits until they are gone. systemd
+    /// starts a unit again whose supervisor gets SIGKILL, but not after SIGHUP.
     pub fn kill(&self, engine: Pid) {
         let serving = self.serving(engine);
-        kill_process(engine, Signal::KILL).unwrap();
+        kill_process(engine, if serving.is_some() { Signal::HUP } else { Signal::KILL }).unwrap();
         if let Some(serving) = serving {
             // systemd ends what is left of a unit, too, and may be quicker.
             let _ = kill_process(serving, Signal::KILL);

@@ -411,11 +411,11 @@ impl NodeBuilder {
                 systemd: Systemd::new(self.runtime.handle(), PRIVATE_SOCKET.into(), &ptmx_path),
                 kubelet: resolved_directory(&self.kubelet_path)?,
                 units: UnitCache::default(),
+                credentials: CredentialDirs {
+                    path: resolved_directory(&directory.join(SYSTEMD_CREDENTIALS))?,
+                    host_view: host_view.join(SYSTEMD_CREDENTIALS),
+                },
                 failpoints: self.failpoints,
-            },
-            credentials: CredentialDirs {
-                path: resolved_directory(&directory.join(SYSTEMD_CREDENTIALS))?,
-                host_view: host_view.join(SYSTEMD_CREDENTIALS),
             },
             caches: CacheDirs {
                 path: resolved_directory(&directory.join(SYSTEMD_CACHE))?,

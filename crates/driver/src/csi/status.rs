@@ -111,9 +111,10 @@ fn of_unit(error: &UnitError) -> Code {
         UnitError::Systemd { cause } => match cause {
             SystemdError::Unreachable { .. } => Code::Unavailable,
             SystemdError::NoAnswer { .. } => Code::DeadlineExceeded,
-            SystemdError::Refused { .. } | SystemdError::InvalidAnswer { .. } | SystemdError::Terminal { .. } => {
-                Code::Internal
-            }
+            SystemdError::Refused { .. }
+            | SystemdError::InvalidAnswer { .. }
+            | SystemdError::Terminal { .. }
+            | SystemdError::OutputLink { .. } => Code::Internal,
         },
         // systemd ended a start that took too long; the engine may not have said a word.
         UnitError::Engine { ended, .. } if ended.result.as_deref() == Some("timeout") => Code::DeadlineExceeded,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::OwnedFd;
+use rustix::process::Signal;
 use tokio::runtime::Handle;
 use tokio::sync::broadcast;
 use zbus::{OwnedObjectPath, Variant};
@@ -14,7 +15,7 @@ use super::connection::{MANAGER, MANAGER_PATH, ManagerConnection};
 use super::error::{BusCallError, SystemdError, is_named};
 use super::names::{recorded_command_in, unescape_argument, unit_path};
 use super::service::{Limits, Service, ServiceOutcome, ServiceType, StartProgress, Started};
-use super::signals::{Change, Dispatcher, Signal};
+use super::signals::{Change, Dispatcher, UnitSignal};
 use super::terminal::Terminal;
 use super::{ActiveState, UnitCommand, UnitRow};
 
@@ -28,6 +29,12 @@ const OUTPUT_GRACE: Duration = Duration::from_millis(400);
 
 /// systemd ends a start at the service's own timeout; this much later the call fails.
 const START_MARGIN: Duration = Duration::from_secs(5);
+
+/// Where a service writes that is started again.
+const NO_OUTPUT: &str = "/dev/null";
+
+/// How long a unit may take to end after SIGHUP.
+const HANGUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One row of `ListUnitsByPatterns`.
 type ListedUnit = (String, String, String, String, String, String, OwnedObjectPath, u32, String, OwnedObjectPath);
@@ -61,6 +68,13 @@ impl Systemd {
     pub fn start(&self, service: &Service, deadline: Instant) -> Result<Started, SystemdError> {
         let failed = |cause| SystemdError::Terminal { ptmx: self.ptmx.to_path_buf(), cause };
         let mut terminal = Terminal::open(&self.ptmx).map_err(failed)?;
+        let point_output_to = |file: &str| match &service.restart {
+            Some(restart) => restart
+                .point_to(Path::new(file))
+                .map_err(|cause| SystemdError::OutputLink { path: restart.output.clone(), cause }),
+            None => Ok(()),
+        };
+        point_output_to(terminal.path())?;
         let done =
             Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|it| failed(it.into()))?);
         let deadline = deadline.min(Instant::now() + service.start_timeout + START_MARGIN);
@@ -77,7 +91,10 @@ impl Systemd {
         // Read while waiting, or a program with much output blocks.
         terminal.drain_until(&done, deadline).map_err(failed)?;
         let no_answer = SystemdError::NoAnswer { call: "StartTransientUnit" };
-        let Ok(Ok(outcome)) = self.runtime.block_on(starting) else { return Err(no_answer) };
+        let started = self.runtime.block_on(starting);
+        // Another program may get the number of this terminal.
+        point_output_to(NO_OUTPUT)?;
+        let Ok(Ok(outcome)) = started else { return Err(no_answer) };
         let outcome = outcome?;
         let grace = match &outcome {
             ServiceOutcome::Done if service.service_type == ServiceType::Forking => Duration::ZERO,
@@ -91,13 +108,9 @@ impl Systemd {
         self.wait("StopUnit", deadline, self.client.stop(unit))
     }
 
-    /// Sends SIGKILL to every process of a unit.
+    /// Ends every process of a unit at once, without a chance to clean up. systemd does not start it again.
     pub fn kill(&self, unit: &str, deadline: Instant) -> Result<(), SystemdError> {
-        const SIGKILL: i32 = 9;
-        self.wait("KillUnit", deadline, async {
-            let killed = self.client.connection.call::<_, ()>("KillUnit", unit, &(unit, "all", SIGKILL)).await;
-            unless_missing(killed)
-        })
+        self.wait("KillUnit", deadline, self.client.kill(unit))
     }
 
     /// Waits until a unit is unloaded or has failed. Returns whether it did before the deadline.
@@ -182,8 +195,8 @@ impl Client {
         let mut seen = StartProgress::default();
         loop {
             match watch.next().await {
-                Signal::Properties(changed) => seen.update(&changed),
-                Signal::JobRemoved { job: ended, result } if job.as_ref().is_none_or(|it| *it == ended) => {
+                UnitSignal::Properties(changed) => seen.update(&changed),
+                UnitSignal::JobRemoved { job: ended, result } if job.as_ref().is_none_or(|it| *it == ended) => {
                     // A systemd that was reloaded meanwhile does not always repeat the state before it ends the job.
                     let is_unsure = result == "done" && service.service_type == ServiceType::Forking && !seen.is_up();
                     if is_unsure && self.row(&service.name).await?.is_some_and(|it| it.active == ActiveState::Active) {
@@ -192,20 +205,20 @@ impl Client {
                     return Ok(seen.decide(service.service_type, result));
                 }
                 // Another job: the unit is being stopped.
-                Signal::JobRemoved { .. } => {}
-                Signal::Connected { number } if number <= first_connection => {}
-                Signal::Connected { .. } => match self.row(&service.name).await? {
+                UnitSignal::JobRemoved { .. } => {}
+                UnitSignal::Connected { number } if number <= first_connection => {}
+                UnitSignal::Connected { .. } => match self.row(&service.name).await? {
                     Some(UnitRow { has_job: true, .. }) => {}
                     Some(UnitRow { active: ActiveState::Active, .. }) => return Ok(ServiceOutcome::Done),
                     Some(_) | None => {
                         // Signals that arrived before it was unloaded tell why.
                         while let Some(signal) = watch.queued() {
                             match signal {
-                                Signal::Properties(changed) => seen.update(&changed),
-                                Signal::JobRemoved { result, .. } => {
+                                UnitSignal::Properties(changed) => seen.update(&changed),
+                                UnitSignal::JobRemoved { result, .. } => {
                                     return Ok(seen.decide(service.service_type, result));
                                 }
-                                Signal::Connected { .. } => {}
+                                UnitSignal::Connected { .. } => {}
                             }
                         }
                         return Ok(seen.failed());
@@ -247,28 +260,47 @@ impl Client {
         };
         loop {
             match watch.next().await {
-                Signal::JobRemoved { job: ended, .. } if ended == job => return Ok(()),
-                Signal::Connected { .. } => match self.row(unit).await? {
+                UnitSignal::JobRemoved { job: ended, .. } if ended == job => return Ok(()),
+                UnitSignal::Connected { .. } => match self.row(unit).await? {
                     Some(row) if row.active.is_running() => {}
                     Some(_) | None => return Ok(()),
                 },
-                Signal::JobRemoved { .. } | Signal::Properties(_) => {}
+                UnitSignal::JobRemoved { .. } | UnitSignal::Properties(_) => {}
             }
         }
+    }
+
+    /// systemd takes an end by SIGHUP for a clean one, so it does not restart the unit; a stopped process notices the signal when
+    /// it continues. SIGKILL would be a reason to restart the unit, but not while it is being stopped.
+    async fn kill(&self, unit: &str) -> Result<(), SystemdError> {
+        self.signal(unit, Signal::HUP).await?;
+        self.signal(unit, Signal::CONT).await?;
+        if let Ok(ended) = tokio::time::timeout(HANGUP_TIMEOUT, self.wait_for_end(unit)).await {
+            return ended;
+        }
+        unless_missing(
+            self.connection.call::<_, OwnedObjectPath>("StopUnit", unit, &(unit, "replace")).await.map(drop),
+        )?;
+        self.signal(unit, Signal::KILL).await
+    }
+
+    /// Sends a signal to every process of a unit.
+    async fn signal(&self, unit: &str, signal: Signal) -> Result<(), SystemdError> {
+        unless_missing(self.connection.call::<_, ()>("KillUnit", unit, &(unit, "all", signal.as_raw())).await)
     }
 
     async fn wait_for_end(&self, unit: &str) -> Result<(), SystemdError> {
         let mut changes = self.dispatcher.changes();
         loop {
             match self.row(unit).await? {
-                Some(row) if row.active.is_running() => {}
+                Some(row) if row.is_running() => {}
                 Some(_) | None => return Ok(()),
             }
             // Changes of other units are ignored; missed changes are a reason to check.
             loop {
                 match changes.recv().await {
                     Ok(Change::MayHaveEnded { unit: ended }) if ended == unit => break,
-                    Ok(Change::MayHaveEnded { .. } | Change::Status { .. }) => {}
+                    Ok(Change::MayHaveEnded { .. } | Change::Status { .. } | Change::Restarting { .. }) => {}
                     Ok(Change::Resync) | Err(_) => break,
                 }
             }

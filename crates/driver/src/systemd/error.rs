@@ -38,6 +38,13 @@ pub enum SystemdError {
         #[source]
         cause: io::Error,
     },
+
+    #[error("failed to create the link {path:?}; check that HOST_PLUGIN_DIR is writable")]
+    OutputLink {
+        path: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
 }
 
 /// Why a call over one connection failed.

@@ -15,7 +15,7 @@ mod terminal;
 
 pub use self::client::Systemd;
 pub use self::error::SystemdError;
-pub use self::service::{Ended, Limits, Service, ServiceOutcome, ServiceType, Started};
+pub use self::service::{Ended, Limits, Restart, Service, ServiceOutcome, ServiceType, Started};
 pub use self::signals::Change;
 
 /// systemd's socket for root.
@@ -28,6 +28,13 @@ pub struct UnitRow {
     pub active: ActiveState,
     /// A start or stop job is running.
     pub has_job: bool,
+}
+
+impl UnitRow {
+    /// Its processes may be running, or will be: systemd restarts it.
+    pub const fn is_running(&self) -> bool {
+        self.active.is_running() || self.has_job
+    }
 }
 
 /// The `ActiveState` of a unit.

@@ -1,8 +1,10 @@
 //! A transient service, its D-Bus properties, and the outcome of its start.
 
 use std::collections::HashMap;
-use std::fmt;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fmt, fs, io};
 
 use zbus::{OwnedVariant, Variant};
 
@@ -23,6 +25,19 @@ pub struct Service {
     pub limits: Limits,
     /// systemd fails the start after this time.
     pub start_timeout: Duration,
+    /// How systemd starts it again when it is killed, if it does.
+    pub restart: Option<Restart>,
+}
+
+/// A service that systemd starts again when it is killed by a signal, with the descriptors that it stored. One that exits, with
+/// whatever status, is not started again, nor is one that is ended by SIGHUP or SIGTERM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restart {
+    /// systemd opens the output of a service again when it restarts it, and the terminal is gone by then. So it opens this
+    /// symbolic link, which refers to the terminal during the first start only.
+    pub output: PathBuf,
+    /// The same link as the host sees it.
+    pub output_on_host: PathBuf,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,21 +85,32 @@ pub struct Ended {
 /// A description is shown in one line of a table.
 const LONGEST_DESCRIPTION: usize = 200;
 
-/// An engine gets five seconds to finish its uploads; after this time systemd kills it.
-const STOP_TIMEOUT: Duration = Duration::from_secs(15);
+/// An engine gets one minute for large files that are being written; after this time systemd kills it.
+const STOP_TIMEOUT: Duration = Duration::from_secs(90);
+
+/// The pause before a service that was killed is started again: systemd's default.
+const RESTART_PAUSE: Duration = Duration::from_millis(100);
+
+/// A service that was killed is not started again after this many starts in this time. systemd then closes the stored descriptors,
+/// and callers get an error.
+const START_LIMIT: u32 = 10;
+const START_LIMIT_INTERVAL: Duration = Duration::from_mins(1);
+
+/// More than a service stores.
+const STORED_DESCRIPTORS: u32 = 4;
+
+/// Stopped in reverse order: when the machine is shut down, engines store what is being written while there is a network.
+const STARTED_AFTER: [&str; 2] = ["network.target", "network-online.target"];
 
 impl Service {
     pub(super) fn properties(&self, terminal: &str) -> Vec<(&'static str, Variant<'static>)> {
-        let Self { name: _, description, service_type, command, environment, limits, start_timeout } = self;
+        let Self { name: _, description, service_type, command, environment, limits, start_timeout, restart } = self;
         let description: String = description.chars().take(LONGEST_DESCRIPTION).collect();
         let escaped = self.escaped_command();
         let program = command.first().cloned().unwrap_or_default();
         let mut properties = vec![
             ("Description", Variant::new(description)),
             ("Type", Variant::new(service_type.to_string())),
-            ("StandardOutput", Variant::new("tty")),
-            ("StandardError", Variant::new("tty")),
-            ("TTYPath", Variant::new(terminal.to_owned())),
             // The last field is whether to ignore a failure.
             ("ExecStart", Variant::new(vec![(program, escaped, false)])),
             // systemd unloads it as soon as it has ended, failed or not: nothing to clean up after a crash of the plugin.
@@ -95,9 +121,18 @@ impl Service {
             ("TimeoutStopUSec", Variant::new(microseconds(STOP_TIMEOUT))),
         ];
         properties.extend(sandbox());
+        properties.extend(match restart {
+            Some(restart) => restart.properties(),
+            None => vec![
+                ("StandardOutput", Variant::new("tty")),
+                ("StandardError", Variant::new("tty")),
+                ("TTYPath", Variant::new(terminal.to_owned())),
+            ],
+        });
         if *service_type == ServiceType::Forking {
             // The supervisor in the unit reports replaced engines as status text.
             properties.push(("NotifyAccess", Variant::new("all")));
+            properties.push(("After", Variant::new(STARTED_AFTER.map(str::to_owned).to_vec())));
         }
         let mut environment = environment.clone();
         if self.is_fragile() {
@@ -120,6 +155,35 @@ impl Service {
 
     pub(super) fn escaped_command(&self) -> Vec<String> {
         self.command.iter().map(|it| escape_argument(it)).collect()
+    }
+}
+
+impl Restart {
+    fn properties(&self) -> Vec<(&'static str, Variant<'static>)> {
+        let output = self.output_on_host.to_string_lossy().into_owned();
+        vec![
+            ("StandardOutputFile", Variant::new(output.clone())),
+            ("StandardErrorFile", Variant::new(output)),
+            ("Restart", Variant::new("on-abort")),
+            ("RestartUSec", Variant::new(microseconds(RESTART_PAUSE))),
+            ("StartLimitIntervalUSec", Variant::new(microseconds(START_LIMIT_INTERVAL))),
+            ("StartLimitBurst", Variant::new(START_LIMIT)),
+            ("FileDescriptorStoreMax", Variant::new(STORED_DESCRIPTORS)),
+            // SIGTERM is for the main process. What is left when that was killed is killed at once, and then the service is
+            // started again.
+            ("KillMode", Variant::new("mixed")),
+        ]
+    }
+
+    /// Lets the link refer to another file.
+    pub(super) fn point_to(&self, file: &Path) -> io::Result<()> {
+        let draft = self.output.with_extension("draft");
+        match fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        symlink(file, &draft)?;
+        fs::rename(&draft, &self.output)
     }
 }
 

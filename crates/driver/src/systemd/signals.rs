@@ -15,9 +15,12 @@ use super::{ActiveState, connection};
 /// How many changes a subscriber may fall behind; then it must resync.
 const BACKLOG: usize = 1024;
 
+/// The `SubState` of a unit between its death and its next start.
+const RESTARTING: &str = "auto-restart";
+
 /// A signal about a watched unit.
 #[derive(Debug)]
-pub enum Signal {
+pub enum UnitSignal {
     Properties(HashMap<String, OwnedVariant>),
     JobRemoved {
         job: String,
@@ -34,6 +37,8 @@ pub enum Signal {
 pub enum Change {
     /// It failed or was unloaded. A reload of systemd announces the latter for running units, too.
     MayHaveEnded { unit: String },
+    /// It was killed, and systemd is about to start it again.
+    Restarting { unit: String },
     /// Its status text, which systemd repeats with every other change.
     Status { unit: String, text: String },
     /// Changes may have been missed.
@@ -46,12 +51,12 @@ pub struct Dispatcher {
     changes: broadcast::Sender<Change>,
 }
 
-type Watchers = Arc<Mutex<HashMap<String, mpsc::UnboundedSender<Signal>>>>;
+type Watchers = Arc<Mutex<HashMap<String, mpsc::UnboundedSender<UnitSignal>>>>;
 
 /// A subscription to the signals about one unit; ends when dropped.
 pub struct SignalSubscription {
     path: String,
-    signals: mpsc::UnboundedReceiver<Signal>,
+    signals: mpsc::UnboundedReceiver<UnitSignal>,
     watchers: Watchers,
 }
 
@@ -75,7 +80,7 @@ impl Dispatcher {
     pub fn connected(&self, number: u64) {
         for watcher in self.watchers.lock().values() {
             // A closed receiver is about to be removed from the map.
-            let _ = watcher.send(Signal::Connected { number });
+            let _ = watcher.send(UnitSignal::Connected { number });
         }
         let _ = self.changes.send(Change::Resync);
     }
@@ -100,7 +105,7 @@ impl Dispatcher {
             (connection::MANAGER, "JobRemoved") => {
                 let (_, job, unit, result) =
                     message.body().deserialize::<(u32, OwnedObjectPath, String, String)>().ok()?;
-                self.notify(&unit_path(&unit), Signal::JobRemoved { job: job.to_string(), result });
+                self.notify(&unit_path(&unit), UnitSignal::JobRemoved { job: job.to_string(), result });
             }
             (connection::PROPERTIES, "PropertiesChanged") => {
                 let path = header.path()?.as_str();
@@ -116,7 +121,7 @@ impl Dispatcher {
                 if let Some(unit) = service {
                     self.publish_changes(unit, &changed);
                 }
-                self.notify(path, Signal::Properties(changed));
+                self.notify(path, UnitSignal::Properties(changed));
             }
             _ => {}
         }
@@ -130,6 +135,9 @@ impl Dispatcher {
             // Fails without subscribers, which is fine.
             let _ = self.changes.send(Change::Status { unit, text });
         }
+        if text(changed, "SubState") == Some(RESTARTING) {
+            let _ = self.changes.send(Change::Restarting { unit: unit.clone() });
+        }
         if text(changed, "ActiveState").is_some_and(|it| ActiveState::parse(it) == ActiveState::Failed) {
             self.change(unit);
         }
@@ -140,7 +148,7 @@ impl Dispatcher {
         let _ = self.changes.send(Change::MayHaveEnded { unit });
     }
 
-    fn notify(&self, path: &str, signal: Signal) {
+    fn notify(&self, path: &str, signal: UnitSignal) {
         if let Some(watcher) = self.watchers.lock().get(path) {
             let _ = watcher.send(signal);
         }
@@ -148,13 +156,13 @@ impl Dispatcher {
 }
 
 impl SignalSubscription {
-    pub async fn next(&mut self) -> Signal {
+    pub async fn next(&mut self) -> UnitSignal {
         // The sender stays in the dispatcher's map until this is dropped.
-        self.signals.recv().await.unwrap_or(Signal::Connected { number: u64::MAX })
+        self.signals.recv().await.unwrap_or(UnitSignal::Connected { number: u64::MAX })
     }
 
     /// A signal that has already arrived, if any.
-    pub fn queued(&mut self) -> Option<Signal> {
+    pub fn queued(&mut self) -> Option<UnitSignal> {
         self.signals.try_recv().ok()
     }
 }
@@ -193,8 +201,8 @@ mod tests {
         let mut watch = dispatcher.watch("a.service");
         dispatcher.dispatch(&properties_changed("a.service", property, value));
         match watch.queued()? {
-            Signal::Properties(changed) => text(&changed, property).map(str::to_owned),
-            Signal::JobRemoved { .. } | Signal::Connected { .. } => None,
+            UnitSignal::Properties(changed) => text(&changed, property).map(str::to_owned),
+            UnitSignal::JobRemoved { .. } | UnitSignal::Connected { .. } => None,
         }
     }
 
@@ -213,11 +221,14 @@ mod tests {
         dispatcher.dispatch(&properties_changed("a.service", "StatusText", "well"));
         dispatcher.dispatch(&properties_changed("a.service", "ActiveState", "active"));
         dispatcher.dispatch(&properties_changed("a.mount", "ActiveState", "failed"));
+        dispatcher.dispatch(&properties_changed("a.service", "SubState", "running"));
+        dispatcher.dispatch(&properties_changed("a.service", "SubState", "auto-restart"));
         assert_eq!(changes.try_recv().unwrap(), Change::MayHaveEnded { unit: "a.service".to_owned() });
         assert_eq!(
             changes.try_recv().unwrap(),
             Change::Status { unit: "a.service".to_owned(), text: "well".to_owned() }
         );
+        assert_eq!(changes.try_recv().unwrap(), Change::Restarting { unit: "a.service".to_owned() });
         assert!(changes.try_recv().is_err());
     }
 }

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use s3csi_handoff::{ERRORS_VARIABLE, JSON_ERRORS, KEEP_ALIVE_VARIABLE};
+use s3csi_handoff::{ERRORS_VARIABLE, JSON_ERRORS, KEEP_ALIVE_VARIABLE, ServiceManager, StoredDescriptor};
 use s3csi_supervisor::control::{CHECK_CREDENTIALS_VARIABLE, DESCRIPTORS_VARIABLE};
 
 /// Variables that the file system library reads by itself, and dies of if they are not numbers. Checked before it starts.
@@ -33,8 +33,10 @@ pub struct Environment {
     pub keeps_alive: bool,
     /// Set by the supervisor that started this engine.
     pub supervisor: Option<SupervisorDescriptors>,
-    /// Where the service manager wants to hear how we are.
-    pub manager: Option<PathBuf>,
+    /// The service manager that started this service.
+    pub manager: Option<ServiceManager>,
+    /// Set by the service manager if an earlier process of this service was killed.
+    pub stored: Option<StoredDescriptors>,
     /// The file that the keys are in.
     pub keys: Option<PathBuf>,
     /// Threads of the S3 client library's event loop, if not as many as it chooses.
@@ -68,6 +70,13 @@ pub struct SupervisorDescriptors {
     pub fuse: Option<i32>,
     /// Ask the server before the mount is taken over: the keys are new.
     pub must_check_credentials: bool,
+}
+
+/// What the service manager stored for an earlier process of this service: inherited descriptors, by number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoredDescriptors {
+    pub fuse: Option<i32>,
+    pub state: Option<i32>,
 }
 
 /// How errors are written to stderr.
@@ -111,12 +120,43 @@ impl Environment {
             is_background_child: set(BACKGROUND_CHILD).is_some(),
             keeps_alive: set(KEEP_ALIVE_VARIABLE).is_some(),
             supervisor: text(DESCRIPTORS_VARIABLE).map(|it| supervisor(&it)).transpose()?,
-            manager: set("NOTIFY_SOCKET").map(PathBuf::from),
+            manager: set("NOTIFY_SOCKET").map(|it| ServiceManager::at(it.into())),
+            stored: stored(),
             keys: set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from),
             event_loop_threads: text("UNSTABLE_CRT_EVENTLOOP_THREADS").and_then(|it| it.parse().ok()),
             temporary_directory: set("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from),
             test_hooks: text(TEST_HOOKS).map(|it| test_hooks(&it)).transpose()?.unwrap_or_default(),
         })
+    }
+}
+
+/// The first descriptor that a service manager passes on.
+const FIRST_STORED: i32 = 3;
+
+/// The variables of `sd_listen_fds`. They name the process that they are for, which in the background is our parent.
+fn stored() -> Option<StoredDescriptors> {
+    let mut processes = vec![std::process::id()];
+    if set(BACKGROUND_CHILD).is_some() {
+        processes.push(std::os::unix::process::parent_id());
+    }
+    let process = text("LISTEN_PID")?.parse().ok()?;
+    let count = text("LISTEN_FDS")?.parse().ok()?;
+    let stored = StoredDescriptors::named(count, &text("LISTEN_FDNAMES").unwrap_or_default());
+    // Others are not of this program.
+    (processes.contains(&process) && stored != StoredDescriptors::default()).then_some(stored)
+}
+
+impl StoredDescriptors {
+    fn named(count: usize, names: &str) -> Self {
+        let mut stored = Self::default();
+        for (number, name) in (FIRST_STORED..).zip(names.split(':').take(count)) {
+            match StoredDescriptor::from_name(name) {
+                Some(StoredDescriptor::Fuse) => stored.fuse = Some(number),
+                Some(StoredDescriptor::State) => stored.state = Some(number),
+                None => {}
+            }
+        }
+        stored
     }
 }
 
@@ -154,4 +194,24 @@ fn set(name: &str) -> Option<OsString> {
 
 fn text(name: &str) -> Option<String> {
     set(name).and_then(|it| it.into_string().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(count: usize, names: &str, fuse: Option<i32>, state: Option<i32>) {
+        assert_eq!(StoredDescriptors::named(count, names), StoredDescriptors { fuse, state }, "{names}");
+    }
+
+    #[test]
+    fn stored_descriptors_are_found_by_name_in_any_order() {
+        check(2, "state:fuse", Some(4), Some(3));
+        check(2, "fuse:state", Some(3), Some(4));
+        check(3, "connection:state:fuse", Some(5), Some(4));
+        // The mount was about to end.
+        check(1, "state", None, Some(3));
+        check(1, "state:fuse", None, Some(3));
+        check(0, "", None, None);
+    }
 }

@@ -15,7 +15,9 @@ use clap::{Parser, ValueEnum};
 use mountpoint_s3_fs::fs::TimeToLive;
 use mountpoint_s3_fs::s3::{Bucket, Prefix, S3Path};
 
-pub use environment::{BACKGROUND_CHILD, Environment, ErrorFormat, SupervisorDescriptors, error_format};
+pub use environment::{
+    BACKGROUND_CHILD, Environment, ErrorFormat, StoredDescriptors, SupervisorDescriptors, error_format,
+};
 
 const MINIMUM_MEMORY_TARGET_MIB: u64 = 512;
 const MEBIBYTE: usize = 1 << 20;

@@ -10,8 +10,9 @@ use std::path::PathBuf;
 
 use fuser::{Filesystem, SessionACL};
 use mountpoint_s3_fs::fuse::session::FuseSession;
+use s3csi_supervisor::MountResources;
 
-use crate::cli::{self, Arguments, Environment};
+use crate::cli::{self, Arguments, Environment, StoredDescriptors};
 use crate::state::{InFlight, RequestClass, State};
 
 use init::Unanswered;
@@ -171,4 +172,14 @@ pub fn mount_point(arguments: &Arguments, environment: &Environment) -> Result<M
         Some(number) => MountPoint::from_descriptor(number),
         None => MountPoint::from_directory(PathBuf::from(&arguments.mount_point)),
     }
+}
+
+/// The mount that an earlier process of this service served, from descriptors that the service manager stored. `None` if it was
+/// unmounted, or was about to be: then only the state is stored.
+pub fn stored_mount(stored: StoredDescriptors) -> Result<Option<MountResources>, MountError> {
+    let inherited = |number| descriptor::inherited(number).map_err(|cause| MountError::NotOpen { number, cause });
+    let Some(fuse) = stored.fuse else { return Ok(None) };
+    let MountPoint::Device(fuse) = MountPoint::from_descriptor(fuse)? else { return Ok(None) };
+    let state = stored.state.ok_or(MountError::NoState).and_then(inherited)?;
+    Ok(Some(MountResources { fuse: fuse.into(), state }).filter(MountResources::is_connected))
 }

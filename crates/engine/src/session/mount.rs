@@ -57,6 +57,9 @@ pub enum MountError {
     #[error("mount point /dev/fd/{number} is not a descriptor of /dev/fuse")]
     NotFuse { number: RawFd },
 
+    #[error("the service manager stored the mount without its state; unmount it and mount it again")]
+    NoState,
+
     #[error("{DEVICE} cannot be opened; is FUSE available here?")]
     Device {
         #[source]
@@ -153,6 +156,16 @@ impl MountPoint {
 }
 
 impl Unmount {
+    /// For a mount of an earlier process. Does not look at the path: nothing serves the mount yet.
+    pub fn of_earlier_process(path: &Path) -> io::Result<Self> {
+        Ok(Self { path: std::path::absolute(path)?, method: UnmountMethod::Ourselves })
+    }
+
+    /// Whether the mount stays when this process dies.
+    pub fn outlives_process(&self) -> bool {
+        matches!(self.method, UnmountMethod::Ourselves)
+    }
+
     /// Makes the kernel read far ahead of those who read in order, if we may. The kernel must have been answered.
     pub fn read_far_ahead(&self) {
         let at = |flags| statx(CWD, &self.path, flags, StatxFlags::empty());

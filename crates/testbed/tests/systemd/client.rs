@@ -44,6 +44,7 @@ fn service(name: &str, service_type: ServiceType, command: &[&str]) -> Service {
         environment: Vec::new(),
         limits: Limits::default(),
         start_timeout: Duration::from_secs(20),
+        restart: None,
     }
 }
 

@@ -8,8 +8,9 @@ mod recovery;
 mod sweep;
 mod units;
 
+use std::ffi::OsStr;
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,7 +51,6 @@ const UPLOAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct SystemdUnits {
     pub mounts: UnitMounts,
-    pub credentials: CredentialDirs,
     pub caches: CacheDirs,
     pub stages: StageDirs,
     pub legacy: LegacyProfiles,
@@ -147,7 +147,7 @@ impl SystemdUnits {
             self.mounts.clear(&resolved, deadline).map_err(failed)?;
         }
         let is_mounted = self.is_mounted(target, &resolved)?;
-        created.credentials = !self.credentials.exists(name);
+        created.credentials = !self.mounts.credentials.exists(name);
         if is_mounted
             && created.credentials
             && let Some(outcome) = self.refresh_legacy(task, &resolved)?
@@ -156,7 +156,7 @@ impl SystemdUnits {
         }
         // On every call, mounted or not: this is how rotated keys reach a running engine.
         timer
-            .time(CallPhase::Credentials, || self.credentials.ensure(name, task.keys))
+            .time(CallPhase::Credentials, || self.mounts.credentials.ensure(name, task.keys))
             .map_err(|cause| PublishError::Credentials { bucket: bucket.clone(), cause })?;
         self.failpoints.hit(Failpoint::CredentialsWritten);
         if is_mounted {
@@ -226,7 +226,7 @@ impl SystemdUnits {
 
     /// Where the engine of a mounted target reads its keys, if not in the credentials directory `name`.
     fn origin(&self, target: &Path, name: &str, deadline: Instant) -> Result<Option<Origin>, UnitError> {
-        let (_, ours) = credentials::paths(&self.credentials.host_view.join(name));
+        let (_, ours) = credentials::paths(&self.mounts.credentials.host_view.join(name));
         let units = self.mounts.list(deadline).map_err(|cause| UnitError::Systemd { cause })?;
         let Some(serving) = units.iter().find(|it| it.target == target && it.active.is_running()) else {
             return Ok(None);
@@ -240,7 +240,7 @@ impl SystemdUnits {
 
     /// The command of a unit; its last argument is the target.
     fn command(&self, publish: &Publish, name: &str, limits: Limits) -> Result<UnitCommand, PublishError> {
-        let mut engine = self.engine_config.command(publish, &self.credentials.host_view.join(name))?;
+        let mut engine = self.engine_config.command(publish, &self.mounts.credentials.host_view.join(name))?;
         let mut command = vec![self.engine.to_string_lossy().into_owned()];
         command.extend(self.stages.with_stage(engine.arguments, name));
         // The mount belongs to this workload alone, so the mount itself is read-only and no bind mount is needed.
@@ -267,7 +267,7 @@ impl SystemdUnits {
             log_if_failed("target directory not removed", self.mounts.host.remove_directory(target));
         }
         if created.credentials {
-            log_if_failed("credentials not removed", self.credentials.remove(name));
+            log_if_failed("credentials not removed", self.mounts.credentials.remove(name));
             self.remove_directories(name);
         }
     }
@@ -291,7 +291,9 @@ impl SystemdUnits {
         let failed = |cause| UnpublishError::Unit { target: target.to_owned(), cause };
         // Looked up first: the answer disappears with the unit.
         let origin = match &name {
-            Some(name) if !self.credentials.exists(name) => self.origin(resolved, name, deadline).map_err(failed)?,
+            Some(name) if !self.mounts.credentials.exists(name) => {
+                self.origin(resolved, name, deadline).map_err(failed)?
+            }
             _ => None,
         };
         self.mounts.unmount(target, resolved, deadline)?;
@@ -304,7 +306,7 @@ impl SystemdUnits {
         self.failpoints.hit(Failpoint::TargetRemoved);
         if let Some(name) = name {
             let forget = |cause| UnpublishError::Forget { source_name: name.clone(), cause };
-            self.credentials.remove(&name).map_err(forget)?;
+            self.mounts.credentials.remove(&name).map_err(forget)?;
             self.remove_directories(&name);
             if let Some(Origin::Files(profile)) = origin {
                 self.legacy.remove(&profile).map_err(forget)?;
@@ -328,6 +330,13 @@ enum Origin {
 }
 
 impl CredentialDirs {
+    /// The name of the directory in which an engine with this environment reads its keys.
+    fn named_in<'a>(&self, environment: &'a [String]) -> Option<&'a OsStr> {
+        let mut variables = environment.iter().filter_map(|it| it.split_once('='));
+        let (_, file) = variables.find(|(name, _)| *name == CREDENTIALS_VARIABLE)?;
+        Path::new(file).strip_prefix(&self.host_view).ok()?.components().next().map(Component::as_os_str)
+    }
+
     fn exists(&self, name: &str) -> bool {
         self.path.join(name).exists()
     }

@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use s3csi_core::text::shortened;
-use s3csi_handoff::EngineFailure;
+use s3csi_handoff::{EngineFailure, KEEP_ALIVE_VARIABLE};
 
 use super::units::{Unit, UnitCache, mount_unit_name, umount_unit_name};
-use super::{UnitError, log_if_failed};
+use super::{CredentialDirs, UnitError, log_if_failed};
 use crate::host::{Host, HostError, MOST_STACKED, Probe, holders};
 use crate::node::deadlines;
 use crate::node::error::{MAX_ERROR_BYTES, UnpublishError};
 use crate::node::failpoints::{Failpoint, Failpoints};
-use crate::systemd::{Limits, Service, ServiceOutcome, ServiceType, Started, Systemd, SystemdError, UnitCommand};
+use crate::systemd::{
+    Limits, Restart, Service, ServiceOutcome, ServiceType, Started, Systemd, SystemdError, UnitCommand,
+};
 
 const UMOUNT: &str = "/usr/bin/umount";
 
@@ -37,12 +39,16 @@ const BUSY_PAUSE: Duration = Duration::from_millis(100);
 const NO_OUTPUT: &str =
     "it exited without output; MOUNT_S3_PATH must be an engine on the host, PTMX_PATH the host's ptmx";
 
+/// In the credentials directory of a target; see [`Restart::output`].
+const OUTPUT_LINK: &str = "output";
+
 pub struct UnitMounts {
     pub host: Arc<dyn Host>,
     pub systemd: Systemd,
     /// Kubelet's root directory, as the mount table spells it. Units and mounts elsewhere are ignored.
     pub kubelet: PathBuf,
     pub units: UnitCache,
+    pub credentials: CredentialDirs,
     pub failpoints: Failpoints,
 }
 
@@ -74,6 +80,7 @@ impl UnitMounts {
             environment: command.environment.clone(),
             limits: command.limits,
             start_timeout: START_TIMEOUT.min(deadline.saturating_duration_since(Instant::now())),
+            restart: self.restart(command),
         };
         // Cached before it runs, so that its end is recognised however early it comes.
         self.units.insert(&service.name, UnitCommand { started: monotonic_microseconds(), ..command.clone() });
@@ -86,6 +93,18 @@ impl UnitMounts {
         };
         self.clean_up(target, &service.name);
         Err(error)
+    }
+
+    /// How a unit is started again that was killed: if it supervises its engine and its directory is ours.
+    fn restart(&self, command: &UnitCommand) -> Option<Restart> {
+        let keeps_alive = |it: &String| it.split_once('=').is_some_and(|(name, _)| name == KEEP_ALIVE_VARIABLE);
+        if !command.environment.iter().any(keeps_alive) {
+            return None;
+        }
+        let name = self.credentials.named_in(&command.environment)?;
+        let [output, output_on_host] =
+            [&self.credentials.path, &self.credentials.host_view].map(|it| it.join(name).join(OUTPUT_LINK));
+        Some(Restart { output, output_on_host })
     }
 
     /// Whether a started unit serves its mount with the arguments it was given.
@@ -237,6 +256,7 @@ impl UnitMounts {
             environment: Vec::new(),
             limits: Limits::default(),
             start_timeout: UMOUNT_TIMEOUT,
+            restart: None,
         };
         let deadline = deadline.max(Instant::now() + deadlines::CHECK);
         let started = self.systemd.start(&service, deadline).map_err(|cause| UnitError::Systemd { cause })?;

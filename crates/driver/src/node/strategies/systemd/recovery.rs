@@ -63,7 +63,8 @@ impl Recovery {
             match changes.recv().await {
                 Ok(Change::MayHaveEnded { unit }) if is_mount_unit(&unit) => self.spawn_check(unit),
                 Ok(Change::Status { unit, text }) if is_mount_unit(&unit) => self.report_status(&unit, &text),
-                Ok(Change::MayHaveEnded { .. } | Change::Status { .. }) => {}
+                Ok(Change::Restarting { unit }) if is_mount_unit(&unit) => self.note_restart(&unit),
+                Ok(Change::MayHaveEnded { .. } | Change::Status { .. } | Change::Restarting { .. }) => {}
                 Ok(Change::Resync) | Err(RecvError::Lagged(_)) => {
                     self.0.mounts.units.names().into_iter().for_each(|it| self.spawn_check(it));
                 }
@@ -78,6 +79,13 @@ impl Recovery {
         tokio::task::spawn_blocking(move || recovery.check_ended(&unit));
     }
 
+    /// All processes of a unit are gone; it resumes its mount when systemd has started it again.
+    fn note_restart(&self, unit: &str) {
+        if self.0.mounts.units.note_restart(unit) {
+            tracing::warn!(unit, "unit was killed, systemd restarts it on the same mount");
+        }
+    }
+
     /// The status text of a unit tells that its engine was replaced on the same mount.
     fn report_status(&self, unit: &str, text: &str) {
         let units = &self.0.mounts.units;
@@ -85,7 +93,10 @@ impl Recovery {
         let Some(command) = units.get(unit) else { return };
         let Some(target) = target_of(&command).filter(|_| units.is_new_engine(unit, report.engines)) else { return };
         let StatusReport { engines: _, cause, stall_milliseconds, is_planned } = report;
-        let stall = Duration::from_millis(stall_milliseconds);
+        // A restarted unit does not know since when its mount was not served.
+        let outage = units.take_outage(unit).unwrap_or_default();
+        let stall = Duration::from_millis(stall_milliseconds).max(outage);
+        let stall_milliseconds = stall.as_millis();
         let cause = shortened(&cause, MAX_ERROR_BYTES);
         let event = if is_planned {
             tracing::info!(?target, unit, reason = cause, stall_milliseconds, "engine replaced on the same mount");
@@ -110,7 +121,7 @@ impl Recovery {
             return;
         }
         match mounts.list(deadline) {
-            Ok(units) if units.iter().any(|it| it.name == unit && it.active.is_running()) => return,
+            Ok(units) if units.iter().any(|it| it.name == unit && it.is_running()) => return,
             Ok(_) => {}
             Err(error) => {
                 tracing::warn!(unit, error = %Chain(&error), "failed to find out whether a unit has ended");

@@ -151,7 +151,7 @@ impl Sweeper<'_> {
     fn remove_unused_credentials(&self, units: &[Unit], mounted: &BTreeSet<PathBuf>) {
         let targets = units.iter().map(|it| &it.target).chain(mounted);
         let used: BTreeSet<String> = targets.filter_map(|it| directory_name_of_path(it)).collect();
-        let Ok(entries) = fs::read_dir(&self.0.credentials.path) else { return };
+        let Ok(entries) = fs::read_dir(&self.0.mounts.credentials.path) else { return };
         for name in entries.filter_map(|it| it.ok()?.file_name().into_string().ok()) {
             if used.contains(&name) || !name.starts_with("mp-") {
                 continue;
@@ -162,7 +162,7 @@ impl Sweeper<'_> {
                 continue;
             }
             self.0.remove_directories(&name);
-            let removed = self.0.credentials.remove(&name);
+            let removed = self.0.mounts.credentials.remove(&name);
             if removed.is_ok() {
                 self.0.remediations.record(CREDENTIALS_REMOVED, Path::new(&name), "");
             }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use uuid::Uuid;
@@ -30,8 +30,17 @@ pub struct UnitCache(Mutex<HashMap<String, CachedUnit>>);
 #[derive(Debug)]
 struct CachedUnit {
     command: UnitCommand,
-    /// How many engines it has reported so far.
+    /// How many engines its supervisor has reported so far.
     engines: u64,
+    /// When it was killed, until its next supervisor has reported an engine.
+    killed: Option<Instant>,
+}
+
+impl Unit {
+    /// Its processes may be running, or will be: systemd restarts it.
+    pub const fn is_running(&self) -> bool {
+        self.active.is_running() || self.has_job
+    }
 }
 
 pub fn mount_unit_name() -> String {
@@ -54,7 +63,7 @@ pub fn target_of(command: &UnitCommand) -> Option<&Path> {
 
 impl UnitCache {
     pub fn insert(&self, unit: &str, command: UnitCommand) {
-        self.0.lock().insert(unit.to_owned(), CachedUnit { command, engines: 1 });
+        self.0.lock().insert(unit.to_owned(), CachedUnit { command, engines: 1, killed: None });
     }
 
     /// Whether this number of engines is new. systemd repeats the status text whenever another property changes.
@@ -63,6 +72,19 @@ impl UnitCache {
         let Some(cached) = map.get_mut(unit).filter(|it| it.engines < engines) else { return false };
         cached.engines = engines;
         true
+    }
+
+    /// Its next supervisor counts engines from the beginning. Returns whether this is new: systemd repeats the state, too.
+    pub fn note_restart(&self, unit: &str) -> bool {
+        let mut map = self.0.lock();
+        let Some(cached) = map.get_mut(unit) else { return false };
+        cached.engines = 1;
+        cached.killed.replace(Instant::now()).is_none()
+    }
+
+    /// How long a restarted unit did not serve its mount, once.
+    pub fn take_outage(&self, unit: &str) -> Option<Duration> {
+        self.0.lock().get_mut(unit)?.killed.take().map(|it| it.elapsed())
     }
 
     pub fn get(&self, unit: &str) -> Option<UnitCommand> {
@@ -107,6 +129,7 @@ impl UnitCache {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::systemd::Limits;
 
     #[test]
     fn names_tell_mounts_from_unmounts() {
@@ -115,5 +138,21 @@ mod tests {
         assert!(!is_mount_unit(&umount_unit_name()));
         assert!(!is_mount_unit("mount-s3.service"));
         assert!(!is_mount_unit("mount-s3-x.mount"));
+    }
+
+    #[test]
+    fn engines_are_counted_from_the_beginning_after_a_restart() {
+        let cache = UnitCache::default();
+        let command = UnitCommand { command: vec![], environment: vec![], limits: Limits::default(), started: 0 };
+        cache.insert("a", command);
+        assert!(cache.is_new_engine("a", 2));
+        assert!(!cache.is_new_engine("a", 2));
+        assert_eq!(cache.take_outage("a"), None);
+        assert!(cache.note_restart("a"));
+        assert!(!cache.note_restart("a"));
+        assert!(cache.is_new_engine("a", 2));
+        assert!(cache.take_outage("a").is_some());
+        assert_eq!(cache.take_outage("a"), None);
+        assert!(!cache.note_restart("b"));
     }
 }
