@@ -148,9 +148,10 @@ PARSER_PROPERTIES := never_panic never_half_understood as_it_is_written as_it_wa
   different_options_never_share positional rendering_is_stable blocked_option_survives add_a_line_to_the_profile fits_and_is_harmless \
   as_they_are_written as_they_were_written makes_the_parser_panic survives_the_kernels_escapes panic_or_shows_a_token corrupted_table
 
-soak: $(BUILT) ## The engine failover stress test with a hundred kills, and a million cases of each parser's property tests; needs root
+soak: $(BUILT) ## The engine failover stress test with a hundred kills, a store that stalls for ten minutes, and a million cases of each parser's property tests; needs root
 	S3CSI_SOAK_KILLS=100 $(ISOLATED) $(CARGO_TEST) --test resume stress -- --nocapture
 	S3CSI_SOAK_MOVES=30 $(ISOLATED) $(CARGO_TEST) --test pod moves_leak_no_descriptors
+	S3CSI_SOAK_STALL_SECONDS=600 $(ISOLATED) $(CARGO_TEST) --test cluster stalls -- --nocapture
 	S3CSI_FSX_OPERATIONS=20000 $(ISOLATED) $(CARGO_TEST) --test conformance fsx
 	PROPTEST_CASES=$(or $(CASES),1000000) $(CARGO_TEST) --lib --bins -- $(PARSER_PROPERTIES)
 

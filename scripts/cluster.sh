@@ -313,13 +313,10 @@ KEYS
     --set image.repository=localhost/s3csi --set image.tag=test --set image.pullPolicy=Never \
     --set s3.endpointUrl="$S3_ENDPOINT" "$@" >&2
   say "waiting until its Pods are ready"
-  for part in daemonset/s3-csi-node deployment/s3-csi-controller; do
+  for part in daemonset/s3-csi-node deployment/s3-csi-controller daemonset/s3-csi-mounter; do
     [[ -z $(kubectl get --namespace "$namespace" "$part" --ignore-not-found --output name) ]] ||
       kubectl rollout status --namespace "$namespace" "$part" --timeout 120s >&2
   done
-  # Its update strategy is OnDelete, so there is no rollout to wait for.
-  [[ -z $(kubectl get --namespace "$namespace" daemonset/s3-csi-mounter --ignore-not-found --output name) ]] ||
-    kubectl wait --namespace "$namespace" --for condition=Ready pod --selector app=s3-csi-mounter --timeout 120s >&2
   wait_for_registration "$driver" ||
     fail "kubelet does not know the driver after 30 s; try: $self kubectl $DIRECTORY logs --namespace $namespace daemonset/s3-csi-node"
 }

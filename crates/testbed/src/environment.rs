@@ -1,6 +1,7 @@
 //! The only place of the testbed that reads the environment: where programs, tools and logs are.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
 pub enum MissingProgram {
@@ -60,6 +61,12 @@ pub fn updates_generated_files() -> bool {
 /// How many engines the stress test shall kill, if it was asked for more than usual.
 pub fn soak_kills() -> Option<usize> {
     std::env::var("S3CSI_SOAK_KILLS").ok()?.parse().ok()
+}
+
+/// How long the S3 server of a cluster shall stall, if it was asked for more than usual.
+pub fn soak_stall() -> Option<Duration> {
+    let seconds = std::env::var("S3CSI_SOAK_STALL_SECONDS").ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds))
 }
 
 /// Names the directory that outlives a restart of the machine in a test of one.

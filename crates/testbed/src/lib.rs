@@ -19,6 +19,7 @@ pub mod processes;
 pub mod provisioning;
 pub mod s3_client;
 pub mod steady_reader;
+pub mod steady_script;
 pub mod store_world;
 pub mod systemd;
 pub mod test_node;

@@ -115,7 +115,11 @@ impl ReaderReport {
     }
 
     fn read(path: &Path) -> Option<Self> {
-        let text = fs::read_to_string(path).ok()?;
+        Self::parse(&fs::read_to_string(path).ok()?)
+    }
+
+    /// The number of rounds, the longest one in milliseconds, and the errors, one in each line. Nothing if it is not complete.
+    pub fn parse(text: &str) -> Option<Self> {
         let mut lines = text.lines();
         let rounds = lines.next()?.parse().ok()?;
         let longest = Duration::from_millis(lines.next()?.parse().ok()?);

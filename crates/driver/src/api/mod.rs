@@ -17,4 +17,4 @@ pub use attachment::{
 };
 pub use metadata_keys::{MetadataKeys, is_label_value};
 pub use pod_condition::PodCondition;
-pub use pod_status::pod_problem;
+pub use pod_status::{MemoryKill, memory_kill, pod_problem};

@@ -13,6 +13,7 @@ use s3csi_core::chain::Chain;
 use serde_json::{Value, json};
 
 use super::assignment::{Assignments, LocalMountpointPod};
+use super::memory_kills::MemoryKills;
 use super::mount_health::{MountHealth, MountState};
 use super::reporter::{EngineEvent, Reporter};
 use crate::api::PodCondition;
@@ -38,7 +39,11 @@ pub struct Conditions {
 impl Conditions {
     pub async fn write_forever(self) {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), self.assignments.namespace());
+        let mut memory_kills = MemoryKills::default();
         loop {
+            if let Some(known) = self.assignments.pods() {
+                memory_kills.report(&known, &self.reporter);
+            }
             let is_written = self.sync(&pods).await;
             tokio::time::sleep(PAUSE).await;
             tokio::select! {
@@ -208,6 +213,7 @@ mod tests {
             waiting_reason: String::new(),
             mounted,
             movable: None,
+            memory_kill: None,
         };
         let found = mounted_condition(&pod, Server::ThisPod, state, event);
         assert_eq!(found.as_ref().map(|it| (it.status.as_str(), it.reason.as_str())), expected);

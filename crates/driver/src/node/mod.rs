@@ -11,6 +11,7 @@ pub mod failpoints;
 pub mod health;
 pub mod held_mounts;
 pub mod legacy_v1;
+pub mod memory_kills;
 pub mod mount_health;
 pub mod other_mounts;
 pub mod planned_move;

@@ -122,12 +122,22 @@ impl Reporter {
         self.published.lock().remove(target);
     }
 
+    /// Records a warning about a source on all workloads that use it.
+    pub fn warn_users(&self, source: &str, reason: &'static str, note: &str) {
+        for user in self.users(source) {
+            let (subject, note) = (user.volume.clone(), format!("bucket {:?}: {note}", user.bucket));
+            self.record(&user, EventDetails { severity: EventType::Warning, reason, subject, note });
+        }
+    }
+
+    fn users(&self, source: &str) -> Vec<PublishedVolume> {
+        self.published.lock().values().filter(|it| it.source.as_deref() == Some(source)).cloned().collect()
+    }
+
     /// Reports an engine event of a source to all workloads that use it.
     pub fn engine_event(&self, source: &str, event: EngineEvent) {
-        let users: Vec<PublishedVolume> =
-            self.published.lock().values().filter(|it| it.source.as_deref() == Some(source)).cloned().collect();
         self.count(&event);
-        for user in users {
+        for user in self.users(source) {
             self.report_engine_event(&user, &event);
         }
         if let EngineEvent::Resumed { .. } | EngineEvent::Died { .. } = event {

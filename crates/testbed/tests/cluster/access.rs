@@ -1,6 +1,6 @@
 //! Who may read and write what, and the shapes in which Pods mount volumes.
 
-use crate::world::{CLUSTER, NODE, OTHER_NODE, Volume, Workload, delete_pods, events, eventually};
+use crate::world::{CLUSTER, NODE, OTHER_NODE, Volume, Workload, delete_pods, events, eventually, in_peace};
 
 #[test]
 fn files_go_from_the_pod_to_the_bucket_and_back() {
@@ -58,6 +58,7 @@ fn a_pod_that_is_not_root_writes_with_an_fs_group() {
 /// `ReadWriteOnce`, which Kubernetes does not enforce for drivers without an attach operation.
 #[test]
 fn a_claim_for_one_node_is_served_on_one_node_at_a_time() {
+    let _peace = in_peace();
     Volume { access_mode: "ReadWriteOnce", ..Volume::new("one-node") }.create();
     let first = Workload::new("one-node-first", "one-node").start();
     first.run("echo first > /data/first");

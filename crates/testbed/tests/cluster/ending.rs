@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::world::{
     CLEAN_UP, CLUSTER, DRIVER, NODE, OTHER_NODE, Volume, Workload, alone, attachments, eventually,
-    existing_mountpoint_pods, in_peace, mountpoint_pods, mounts, one_mountpoint_pod, pod,
+    existing_mountpoint_pods, in_peace, mountpoint_pods, mounts, one_mountpoint_pod, pod, wait_for_pod,
 };
 
 #[test]
@@ -70,18 +70,29 @@ fn the_last_writes_of_a_workload_arrive_when_its_node_is_drained() {
     Volume::new("drained").create();
     let script =
         "trap 'sleep 6; echo last words > /data/last; exit 0' TERM\ntouch /data/first\nwhile :; do sleep 0.1; done";
-    let workload = Workload::new("drained", "drained").script(script).on(OTHER_NODE).grace(30).start();
+    // Without --force only Pods that have a controller are evicted.
+    let template = Workload::new("drained", "drained").script(script).on(OTHER_NODE).grace(30).object;
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": { "name": "drained", "namespace": "default" },
+        "spec": {
+            "replicas": 1, "serviceName": "drained", "selector": { "matchLabels": { "app": "drained" } },
+            "template": { "metadata": { "labels": { "app": "drained" } }, "spec": template["spec"] },
+        },
+    });
+    CLUSTER.apply(&set.to_string()).unwrap();
+    eventually("the workload is there", || !pod("drained-0").is_null());
+    wait_for_pod(&CLUSTER, "default", "drained-0");
+    let first = pod("drained-0");
     let serving = one_mountpoint_pod("drained");
     let node = OTHER_NODE.name();
-    CLUSTER
-        .kubectl(&["drain", &node, "--ignore-daemonsets", "--force", "--delete-emptydir-data", "--timeout=90s"])
-        .unwrap();
+    CLUSTER.kubectl(&["drain", &node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=90s"]).unwrap();
     assert_eq!(CLUSTER.object("drained", "last").as_deref(), Some(b"last words\n".as_slice()));
-    assert!(pod(&workload.name).is_null(), "the workload is still there");
+    assert_ne!(pod("drained-0")["metadata"]["uid"], first["metadata"]["uid"], "the workload is still there");
     eventually("nothing is left on the node", || {
         !existing_mountpoint_pods().contains(&serving)
             && mounts(OTHER_NODE, &serving).is_empty()
             && attachments("drained").is_empty()
     });
+    CLUSTER.kubectl(&["delete", "statefulset", "drained", "--cascade=foreground", "--timeout=60s"]).unwrap();
     CLUSTER.kubectl(&["uncordon", &node]).unwrap();
 }

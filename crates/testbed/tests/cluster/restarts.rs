@@ -4,8 +4,8 @@ use rustix::process::{Signal, kill_process};
 use s3csi_testbed::cluster::{ClusterHost, ServiceAction};
 
 use crate::world::{
-    CLUSTER, DRIVER, NAMESPACE, OTHER_NODE, Volume, Workload, alone, engines_of, eventually, is_registered,
-    mountpoint_pods, objects, pod, wait_for_rollout,
+    CLUSTER, DRIVER, NAMESPACE, NODE, OTHER_NODE, SteadyWorkload, Volume, Workload, alone, engines_of, eventually,
+    is_registered, mountpoint_pods, objects, pod, wait_for_rollout, wait_for_serving_pod,
 };
 
 const NODE_PLUGIN: &str = "daemonset/s3-csi-node";
@@ -78,29 +78,18 @@ fn the_registration_survives_a_restart_of_kubelet_and_of_the_plugin() {
 
 #[test]
 fn a_reader_sees_no_error_when_its_engine_is_killed() {
-    Volume::new("engine-killed").create();
-    CLUSTER.put_object("engine-killed", "file", "content\n").unwrap();
-    let script = "exec 3< /data/file\n\
-                  while :; do cat /data/file > /dev/null || echo failed; ls /data > /dev/null || echo failed; echo read; sleep 0.02; done";
-    let workload = Workload::new("engine-killed", "engine-killed").script(script).start();
-    let reads = || CLUSTER.kubectl(&["logs", "engine-killed"]).unwrap();
+    let workload = SteadyWorkload::start(&Volume::new("engine-killed"), NODE);
     for kill in 1..=3 {
         let engines = engines_of("engine-killed");
         let [engine] = engines.as_slice() else { panic!("engines: {engines:?}") };
-        let before = reads().len();
         kill_process(*engine, Signal::KILL).unwrap();
-        eventually("another engine serves, and the reader goes on", || {
+        eventually("another engine serves", || {
             let now = engines_of("engine-killed");
-            now.len() == 1 && now != engines && before + 100 < reads().len()
+            now.len() == 1 && now != engines
         });
-        let said = reads();
-        assert!(!said.contains("failed") && said.lines().all(|it| it == "read"), "after kill {kill}: {said}");
+        workload.check_undisturbed(&format!("kill {kill} of its engine"));
     }
-    assert_eq!(workload.run("cat /data/file"), "content\n");
-    let restarts = &objects("/api/v1/namespaces/mount-s3/pods")
-        .into_iter()
-        .find(|it| mountpoint_pods("engine-killed").iter().any(|name| it["metadata"]["name"] == name.as_str()))
-        .unwrap()["status"]["containerStatuses"][0]["restartCount"];
+    let restarts = &wait_for_serving_pod("engine-killed")["status"]["containerStatuses"][0]["restartCount"];
     assert_eq!(*restarts, 0, "the Mountpoint Pod stays as it is");
-    workload.delete();
+    workload.finish();
 }

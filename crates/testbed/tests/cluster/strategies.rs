@@ -1,7 +1,7 @@
 //! The same suite for each strategy, each installed from the chart: three drivers beside each other in one cluster.
 
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -13,20 +13,31 @@ use crate::world::{
 };
 
 /// A strategy, as it is installed.
-struct Installed {
-    strategy: &'static str,
-    driver: &'static str,
-    namespace: &'static str,
+pub struct Installed {
+    pub strategy: &'static str,
+    pub driver: &'static str,
+    pub namespace: &'static str,
 }
 
-const POD: Installed = Installed { strategy: "pod", driver: DRIVER, namespace: NAMESPACE };
+pub const POD: Installed = Installed { strategy: "pod", driver: DRIVER, namespace: NAMESPACE };
 
-const SYSTEMD: Installed = Installed { strategy: "systemd", driver: "systemd.s3csi.test", namespace: "s3-systemd" };
+pub const SYSTEMD: Installed = Installed { strategy: "systemd", driver: "systemd.s3csi.test", namespace: "s3-systemd" };
 
-const DAEMON: Installed = Installed { strategy: "daemon", driver: "daemon.s3csi.test", namespace: "s3-daemon" };
+pub const DAEMON: Installed = Installed { strategy: "daemon", driver: "daemon.s3csi.test", namespace: "s3-daemon" };
 
-static SYSTEMD_IS_INSTALLED: LazyLock<()> = LazyLock::new(|| install(&SYSTEMD));
-static DAEMON_IS_INSTALLED: LazyLock<()> = LazyLock::new(|| install(&DAEMON));
+pub fn install_systemd() {
+    static IS_INSTALLED: LazyLock<()> = LazyLock::new(|| install(&SYSTEMD));
+    LazyLock::force(&IS_INSTALLED);
+}
+
+/// For one test at a time: some end the mounter, which all volumes of a node share.
+pub fn install_daemon() -> MutexGuard<'static, ()> {
+    static IS_INSTALLED: LazyLock<()> = LazyLock::new(|| install(&DAEMON));
+    static IN_USE: Mutex<()> = Mutex::new(());
+    let guard = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
+    LazyLock::force(&IS_INSTALLED);
+    guard
+}
 
 fn install(Installed { strategy, driver, namespace, .. }: &Installed) {
     CLUSTER.install_driver(namespace, driver, &["--set", &format!("strategy={strategy}")]).unwrap();
@@ -44,25 +55,25 @@ fn sub_paths_with_strategy_pod() {
 
 #[test]
 fn sub_paths_with_strategy_systemd() {
-    LazyLock::force(&SYSTEMD_IS_INSTALLED);
+    install_systemd();
     check_sub_paths(SYSTEMD.strategy, SYSTEMD.driver);
 }
 
 #[test]
 fn sub_paths_with_strategy_daemon() {
-    LazyLock::force(&DAEMON_IS_INSTALLED);
+    let _daemon = install_daemon();
     check_sub_paths(DAEMON.strategy, DAEMON.driver);
 }
 
 #[test]
 fn strategy_systemd() {
-    LazyLock::force(&SYSTEMD_IS_INSTALLED);
+    install_systemd();
     check(&SYSTEMD);
 }
 
 #[test]
 fn strategy_daemon() {
-    LazyLock::force(&DAEMON_IS_INSTALLED);
+    let _daemon = install_daemon();
     check(&DAEMON);
 }
 

@@ -51,6 +51,11 @@ const EVENTS: [(&str, &str, &str); 16] = [
         "node, strategy `pod`",
         "the mount could not be moved to the Mountpoint Pod that replaces its own, which serves on; it is tried again",
     ),
+    (
+        "MountpointPodOutOfMemory",
+        "node, strategy `pod`",
+        "the container of a Mountpoint Pod was killed for its memory; the message names the setting to change",
+    ),
     ("EngineDied", "node", "the mount is dead until the next call of kubelet, within a minute or two"),
     ("EngineRemounted", "node, strategy `systemd`", "the unit died, and its target was mounted again"),
     ("EngineNotRemounted", "node, strategy `systemd`", "the unit died, and its target could not be mounted again"),

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use s3csi_testbed::cluster::{Cluster, ClusterHost};
 use s3csi_testbed::earlier_driver::{self, EarlierMounter};
 use s3csi_testbed::image;
+use s3csi_testbed::steady_reader::ReaderReport;
+use s3csi_testbed::steady_script::{self, SteadyAccess, steady_script};
 use s3csi_testbed::wait::wait_patiently_until;
 use serde_json::{Value, json};
 
@@ -118,7 +120,7 @@ impl World {
     /// A bucket, a volume of it, a claim and a Pod, all of one name; returns when the Pod runs.
     pub fn start_workload(&self, name: &str, access: Access) -> Workload {
         self.cluster.create_bucket(name).unwrap();
-        self.cluster.put_object(name, "seed", "seed\n").unwrap();
+        self.cluster.put_object(name, steady_script::SEED, "seed\n").unwrap();
         for object in volume(name) {
             self.cluster.apply(&object.to_string()).unwrap();
         }
@@ -141,23 +143,22 @@ impl World {
     /// It has read and written on since the last look, and never met an error.
     #[track_caller]
     pub fn check_undisturbed(&self, workload: &Workload) {
-        let before = self.rounds(workload);
-        self.eventually("the workload goes on", || self.rounds(workload) > before + 3);
-        let errors = self.run(workload, "cat /tmp/errors");
-        assert_eq!(errors, "", "the workload met errors");
+        let before = self.report(workload).rounds;
+        self.eventually("the workload goes on", || self.report(workload).rounds > before + 3);
+        assert_eq!(self.report(workload).errors, Vec::<String>::new(), "the workload met errors");
     }
 
     /// Every file that the workload has written is in the bucket.
     #[track_caller]
     pub fn check_all_stored(&self, workload: &Workload) {
-        let rounds = self.rounds(workload);
-        let is_stored = |number: u64| self.cluster.object(&workload.name, &format!("written-{number}")).is_some();
+        let rounds = self.report(workload).rounds;
+        let is_stored = |round| self.cluster.object(&workload.name, &steady_script::created(round)).is_some();
         let missing = || (1..=rounds).filter(|it| !is_stored(*it)).collect::<Vec<_>>();
         self.eventually("all files are stored", || missing().is_empty());
     }
 
-    fn rounds(&self, workload: &Workload) -> u64 {
-        self.run(workload, "cat /tmp/rounds").trim().parse().unwrap_or(0)
+    fn report(&self, workload: &Workload) -> ReaderReport {
+        ReaderReport::parse(&self.run(workload, steady_script::SHOW_REPORT)).unwrap_or_default()
     }
 
     #[track_caller]
@@ -299,15 +300,11 @@ fn volume(name: &str) -> [Value; 2] {
 }
 
 fn pod(name: &str, access: Access) -> Value {
-    let write = match access {
-        Access::ReadOnly => "",
-        Access::ReadWrite => "echo $round >/data/written-$round 2>>/tmp/errors || echo write $round >>/tmp/errors; ",
+    let script = match access {
+        Access::ReadOnly => steady_script("/data", SteadyAccess::Read),
+        // The earlier driver cannot append.
+        Access::ReadWrite => steady_script("/data", SteadyAccess::Create),
     };
-    let script = format!(
-        "touch /tmp/errors; exec 3</data/seed; round=0; while :; do round=$((round + 1)); \
-         grep -q seed /data/seed 2>>/tmp/errors || echo read $round >>/tmp/errors; {write}\
-         echo $round >/tmp/rounds; sleep 0.2; done"
-    );
     let is_read_only = access == Access::ReadOnly;
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "namespace": "default" },

@@ -8,7 +8,7 @@ use s3csi_core::attachment::{
 };
 use s3csi_core::identifiers::{PvName, WorkloadUid};
 
-use crate::api::{MetadataKeys, PodCondition, pod_problem, timestamp};
+use crate::api::{MemoryKill, MetadataKeys, PodCondition, memory_kill, pod_problem, timestamp};
 
 #[derive(Debug)]
 pub struct Facts {
@@ -45,6 +45,8 @@ pub struct LocalMountpointPod {
     pub mounted: Option<PodCondition>,
     /// The condition that another one can take over, as this node last wrote it.
     pub movable: Option<PodCondition>,
+    /// The last time its container was killed for its memory.
+    pub memory_kill: Option<MemoryKill>,
 }
 
 /// Why a workload has no running Mountpoint Pod.
@@ -178,6 +180,7 @@ pub fn read_pod(pod: &Pod, driver_name: &str) -> Option<LocalMountpointPod> {
         waiting_reason: waiting_reason(pod),
         mounted: PodCondition::read(pod, &PodCondition::mounted(driver_name)),
         movable: PodCondition::read(pod, &PodCondition::movable(driver_name)),
+        memory_kill: memory_kill(pod),
     })
 }
 

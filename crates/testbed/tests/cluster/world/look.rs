@@ -8,7 +8,7 @@ use s3csi_testbed::cluster::ClusterHost;
 use s3csi_testbed::processes;
 use serde_json::Value;
 
-use super::{CLUSTER, DRIVER};
+use super::{CLUSTER, DRIVER, eventually};
 
 /// The objects of a list, such as `/api/v1/pods?labelSelector=…`.
 pub fn objects(path: &str) -> Vec<Value> {
@@ -51,6 +51,30 @@ pub fn one_mountpoint_pod(volume: &str) -> String {
 pub fn existing_mountpoint_pods() -> BTreeSet<String> {
     let pods = objects("/api/v1/namespaces/mount-s3/pods");
     pods.iter().filter_map(|it| it["metadata"]["name"].as_str().map(str::to_owned)).collect()
+}
+
+/// The Mountpoint Pod that serves a volume with one source, as its node says: after a move another one than the attachment names.
+pub fn serving_pod(volume: &str) -> Option<Value> {
+    let is_serving = |it: &Value| {
+        let conditions = it["status"]["conditions"].as_array().into_iter().flatten();
+        let mounted = format!("{DRIVER}/Mounted");
+        let is_mounted = conditions.clone().any(|it| it["type"] == mounted.as_str() && it["status"] == "True");
+        let is_ready = conditions.clone().any(|it| it["type"] == "Ready" && it["status"] == "True");
+        is_mounted && is_ready && it["metadata"]["deletionTimestamp"].is_null()
+    };
+    let pods = objects(&format!("/api/v1/namespaces/mount-s3/pods?labelSelector={DRIVER}/volume-name={volume}"));
+    pods.into_iter().find(is_serving)
+}
+
+/// The same as soon as its node says so.
+#[track_caller]
+pub fn wait_for_serving_pod(volume: &str) -> Value {
+    let mut found = None;
+    eventually("the node says which Mountpoint Pod serves the volume", || {
+        found = serving_pod(volume);
+        found.is_some()
+    });
+    found.unwrap_or_default()
 }
 
 /// The lines of a node's mount table that mention a text.

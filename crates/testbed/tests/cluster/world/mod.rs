@@ -4,6 +4,7 @@
 //! drain or crowd something; they do it [`alone`], so that tests that measure seconds [`in_peace`] are not disturbed.
 
 mod look;
+mod steady;
 mod workload;
 
 use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -15,8 +16,9 @@ use s3csi_testbed::wait::wait_patiently_until;
 
 pub use look::{
     attachments, engines_of, events, existing_mountpoint_pods, mountpoint_pods, mounts, objects, one_mountpoint_pod,
-    pod,
+    pod, serving_pod, wait_for_serving_pod,
 };
+pub use steady::{SteadyWorkload, seed};
 pub use workload::{Volume, Workload, delete_pods};
 
 pub const DRIVER: &str = "s3.csi.scality.com";
