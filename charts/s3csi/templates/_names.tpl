@@ -109,7 +109,76 @@ imagePullSecrets:
 
 {{- /* "true" if the controller is needed, otherwise empty. */ -}}
 {{- define "s3csi.hasController" -}}
-{{- if or (eq (toString .Values.strategy) "pod") (include "s3csi.provisions" .) }}true{{ end -}}
+{{- if or (include "s3csi.servesPods" .) (include "s3csi.provisions" .) }}true{{ end -}}
+{{- end -}}
+
+{{- /* "true" if Mountpoint Pods serve new or old mounts, otherwise empty. */ -}}
+{{- define "s3csi.servesPods" -}}
+{{- if or (eq (toString .Values.strategy) "pod") (has "pod" (include "s3csi.draining" . | fromJsonArray)) }}true{{ end -}}
+{{- end -}}
+
+{{- /* "true" if the mounter of each node serves new or old mounts, otherwise empty. */ -}}
+{{- define "s3csi.servesMounter" -}}
+{{- if or (eq (toString .Values.strategy) "daemon") (has "daemon" (include "s3csi.draining" . | fromJsonArray)) }}true{{ end -}}
+{{- end -}}
+
+{{- /* "true" if the node plugin itself mounts, otherwise empty: units mount their targets themselves. */ -}}
+{{- define "s3csi.pluginMounts" -}}
+{{- if or (ne .Values.strategy "systemd") (include "s3csi.draining" . | fromJsonArray) }}true{{ end -}}
+{{- end -}}
+
+{{- /* Earlier strategies whose mounts are served until their workloads end, as a JSON list. Looked up once for all templates. */ -}}
+{{- define "s3csi.draining" -}}
+{{- if kindIs "invalid" .Values.draining -}}
+{{- $found := list -}}
+{{- if include "s3csi.hasAttachments" . -}}{{- $found = append $found "pod" -}}{{- end -}}
+{{- $since := include "s3csi.mounterDrainsSince" . -}}
+{{- if and $since (include "s3csi.hasWorkloadsBefore" (list . $since)) -}}{{- $found = append $found "daemon" -}}{{- end -}}
+{{- $_ := set .Values "draining" $found -}}
+{{- $_ := set .Values "mounterDrainsSince" $since -}}
+{{- end -}}
+{{- without .Values.draining (toString .Values.strategy) | toJson -}}
+{{- end -}}
+
+{{- /* "true" if the cluster has attachments, of this driver's or an earlier version, otherwise empty. */ -}}
+{{- define "s3csi.hasAttachments" -}}
+{{- $found := list -}}
+{{- range $version := list (printf "%s/v2" .Values.driverName) (printf "%s/v2beta" .Values.driverName) -}}
+{{- if $.Capabilities.APIVersions.Has $version -}}
+{{- $found = concat $found (default list (lookup $version "MountpointS3PodAttachment" "" "").items) -}}
+{{- end -}}
+{{- end -}}
+{{- if $found }}true{{ end -}}
+{{- end -}}
+
+{{- /* When the strategy was changed from daemon to another one; empty if it was not, or if its mounter is gone. */ -}}
+{{- define "s3csi.mounterDrainsSince" -}}
+{{- $mounter := lookup "apps/v1" "DaemonSet" .Release.Namespace "s3-csi-mounter" -}}
+{{- if and $mounter (ne (toString .Values.strategy) "daemon") -}}
+{{- dig "metadata" "annotations" (printf "%s/draining-since" .Values.driverName) (dateInZone "2006-01-02T15:04:05Z" now "UTC") $mounter -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* "true" if Pods with volumes of this driver exist that were created before a time, otherwise empty. Takes a list: root, time. */ -}}
+{{- define "s3csi.hasWorkloadsBefore" -}}
+{{- $root := index . 0 -}}
+{{- $time := index . 1 -}}
+{{- $claims := dict -}}
+{{- range (lookup "v1" "PersistentVolume" "" "").items -}}
+{{- if eq (dig "spec" "csi" "driver" "" .) $root.Values.driverName -}}
+{{- $_ := set $claims (printf "%s/%s" (dig "spec" "claimRef" "namespace" "" .) (dig "spec" "claimRef" "name" "" .)) true -}}
+{{- end -}}
+{{- end -}}
+{{- $found := list -}}
+{{- range $pod := (lookup "v1" "Pod" "" "").items -}}
+{{- if and (le $pod.metadata.creationTimestamp $time) (not (has (dig "status" "phase" "" $pod) (list "Succeeded" "Failed"))) -}}
+{{- range $volume := default list $pod.spec.volumes -}}
+{{- $claim := dig "persistentVolumeClaim" "claimName" (printf "%s-%s" $pod.metadata.name $volume.name) $volume -}}
+{{- if hasKey $claims (printf "%s/%s" $pod.metadata.namespace $claim) -}}{{- $found = append $found $pod.metadata.name -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $found }}true{{ end -}}
 {{- end -}}
 
 {{- /* Rejects values that contradict each other with one sentence each, instead of Pods that never start. Every template begins
@@ -119,7 +188,7 @@ imagePullSecrets:
 {{- fail "the values are those of another chart, without the defaults of this one: use --reset-then-reuse-values in place of --reuse-values" -}}
 {{- end -}}
 {{- include "s3csi.checkEarlierValues" . -}}
-{{- if and (eq .Values.strategy "systemd") .Values.tls.caCertConfigMap (not (include "s3csi.provisions" .)) -}}
+{{- if and (not (include "s3csi.pluginMounts" .)) .Values.tls.caCertConfigMap (not (include "s3csi.provisions" .)) -}}
 {{- fail "tls.caCertConfigMap is of no use with strategy systemd, whose engines use the certificates of the node: install the certificate on the nodes" -}}
 {{- end -}}
 {{- if and .Values.tls.caCertData (not .Values.tls.caCertConfigMap) -}}

@@ -75,8 +75,9 @@ pub(super) fn release_duplicates(plan: &mut Plan<'_>) {
 
 /// Every workload that waits for a mount is attached, once.
 ///
-/// A workload that runs without an entry uses a mount of strategy `systemd` and is left alone until its Pod is recreated;
-/// unless its own Mountpoint Pod exists, for then only the attachment was lost.
+/// A workload that runs without an entry uses a mount of another strategy or of version 1 and is left alone until its Pod is
+/// recreated; unless its own Mountpoint Pod exists, for then only the attachment was lost; or it is not ready, for then that
+/// mount may be dead ([`Workload::activity`](super::Workload::activity)).
 pub(super) fn place_workloads(plan: &mut Plan<'_>) {
     let workloads: Vec<&PodOnNode> = plan.workloads.values().copied().collect();
     for workload in workloads {

@@ -19,6 +19,8 @@ pub struct Workload {
     pub node: Option<String>,
     pub phase: PodPhase,
     pub is_terminating: bool,
+    /// kubelet says that not all of its containers work.
+    pub is_unready: bool,
     pub fs_group: Option<i64>,
     pub claims: Vec<ClaimSource>,
 }
@@ -116,8 +118,13 @@ pub struct AttachmentFields {
 pub struct Timestamp(i64);
 
 impl Workload {
+    /// A running one that is not ready may wait for a volume whose engine of another strategy has died: its containers cannot be
+    /// started with a dead mount.
     pub const fn activity(&self) -> Activity {
-        Activity::of(self.phase, self.is_terminating)
+        match self.phase {
+            PodPhase::Running if self.is_unready && !self.is_terminating => Activity::Starting,
+            phase => Activity::of(phase, self.is_terminating),
+        }
     }
 }
 

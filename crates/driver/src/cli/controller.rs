@@ -22,7 +22,7 @@ use super::{Strategy, shutdown_signal};
 use crate::api::MetadataKeys;
 use crate::controller::failpoints::{Failpoint, Failpoints};
 use crate::controller::pod::PodSettings;
-use crate::controller::{self, ControllerConfig, Health, LeaderElectionConfig};
+use crate::controller::{self, ControllerConfig, Health, LeaderElectionConfig, NewWorkloads};
 use crate::csi::provisioning::ProvisioningServer;
 use crate::metrics::ControllerMetrics;
 use crate::{csi, health};
@@ -56,6 +56,11 @@ pub struct ControllerArgs {
     /// How engines are run on the nodes. With strategies other than pod, the controller only serves the CSI socket.
     #[arg(long, env = "MOUNTER_KIND", value_enum, default_value = "pod")]
     strategy: Strategy,
+
+    /// Earlier strategies whose mounts are served until their workloads end. With pod, Mountpoint Pods are looked after, and no
+    /// new workload gets one.
+    #[arg(long, value_enum, value_name = "STRATEGY,…", value_delimiter = ',')]
+    draining: Vec<Strategy>,
 
     /// Name of the driver; labels, annotations and the API group of attachments derive from it.
     #[arg(long, env = "DRIVER_NAME", value_name = "NAME", default_value = "s3.csi.scality.com")]
@@ -156,6 +161,7 @@ impl ControllerArgs {
             provisioning,
             mountpoint_resources,
             strategy,
+            draining,
             driver_name,
             mountpoint_namespace,
             mountpoint_image,
@@ -179,8 +185,9 @@ impl ControllerArgs {
             stop_after,
         } = self;
         log.start();
-        let gives_pods = strategy == Strategy::Pod;
-        check_purpose(strategy, &provisioning, &mountpoint_image)?;
+        let new_workloads = if strategy == Strategy::Pod { NewWorkloads::Attached } else { NewWorkloads::LeftAlone };
+        let gives_pods = strategy == Strategy::Pod || draining.contains(&Strategy::Pod);
+        check_purpose(gives_pods, &provisioning, &mountpoint_image)?;
         let driver_version = env!("CARGO_PKG_VERSION").to_owned();
         let identity = set(identity).map_or_else(own_name, Ok)?;
 
@@ -191,7 +198,10 @@ impl ControllerArgs {
         runtime.block_on(async {
             let metrics = Arc::new(ControllerMetrics::new());
             let stopping = Stopping::new(shutdown_signal()?);
-            let single_node = if gives_pods { SingleNodeVolumes::Enforced } else { SingleNodeVolumes::Refused };
+            let single_node = match new_workloads {
+                NewWorkloads::Attached => SingleNodeVolumes::Enforced,
+                NewWorkloads::LeftAlone => SingleNodeVolumes::Refused,
+            };
             let volumes = provisioning.server(&driver_name, single_node)?;
             let socket = volumes.as_ref().map(|it| it.socket.clone());
             let health = gives_pods.then(|| Arc::new(Health::new(metrics.clone())));
@@ -239,6 +249,7 @@ impl ControllerArgs {
                     leader_election: election_config,
                     workers,
                     upgrades_per_node,
+                    new_workloads,
                     failpoints: Failpoints::stop_after(stop_after),
                 };
                 tracing::info!(
@@ -258,8 +269,7 @@ impl ControllerArgs {
 }
 
 /// Without a purpose it would wait for ever and do nothing.
-fn check_purpose(strategy: Strategy, provisioning: &ProvisioningArgs, image: &str) -> anyhow::Result<()> {
-    let gives_pods = strategy == Strategy::Pod;
+fn check_purpose(gives_pods: bool, provisioning: &ProvisioningArgs, image: &str) -> anyhow::Result<()> {
     anyhow::ensure!(
         gives_pods || provisioning.is_asked_for(),
         "with another strategy than pod there is nothing to do but to serve requests for volumes: set --csi-endpoint"

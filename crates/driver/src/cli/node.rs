@@ -34,6 +34,7 @@ use crate::node::legacy_v1::LegacyProfiles;
 use crate::node::other_mounts::OtherMounts;
 use crate::node::remediation::Remediations;
 use crate::node::source::SourceManager;
+use crate::node::strategies::Strategies;
 use crate::node::strategies::daemon::Daemon;
 use crate::node::strategies::pod::MountpointPods;
 use crate::node::strategies::systemd::{
@@ -103,6 +104,10 @@ pub struct NodeArgs {
     /// How engines are run on this node.
     #[arg(long, env = "MOUNTER_KIND", value_enum, default_value = "pod")]
     strategy: Strategy,
+
+    /// Earlier strategies whose mounts are served until their workloads end. Units of systemd run on without it.
+    #[arg(long, value_enum, value_name = "STRATEGY,…", value_delimiter = ',')]
+    draining: Vec<Strategy>,
 
     #[command(flatten)]
     mounter: MounterArgs,
@@ -215,6 +220,7 @@ impl NodeArgs {
             driver_name,
             kubelet_path,
             strategy,
+            mut draining,
             mounter,
             systemd,
             registration,
@@ -237,8 +243,10 @@ impl NodeArgs {
             .enable_all()
             .build()
             .context("failed to start the async runtime")?;
+        draining.retain(|it| *it != strategy && *it != Strategy::Systemd);
         let metrics = Arc::new(NodeMetrics::new());
-        let client = connect(&runtime, kubernetes, &metrics, strategy)?;
+        let needs_client = strategy == Strategy::Pod || draining.contains(&Strategy::Pod);
+        let client = connect(&runtime, kubernetes, &metrics, needs_client)?;
         let builder = NodeBuilder {
             engine_config,
             layout: Layout::new(&kubelet_path, &driver_name),
@@ -252,13 +260,16 @@ impl NodeArgs {
             runtime,
         };
         let background = builder.start_background(client.clone(), strategy, registration)?;
-        let strategy = match strategy {
-            Strategy::Pod => {
-                let client = client.context("strategy pod needs the API server")?;
-                builder.build_pod(mounter, client, &background)?
-            }
-            Strategy::Daemon => builder.build_daemon(mounter, &background)?,
-            Strategy::Systemd => builder.build_systemd(systemd, &background)?,
+        let build = |strategy| match strategy {
+            Strategy::Pod => builder.build_pod(&mounter, client.clone(), &background),
+            Strategy::Daemon => builder.build_daemon(&mounter, &background),
+            Strategy::Systemd => builder.build_systemd(&systemd, &background),
+        };
+        let strategies = Strategies {
+            host: builder.host.clone(),
+            sources: resolved_directory(&builder.layout.sources())?,
+            present: build(strategy)?,
+            draining: draining.into_iter().map(build).collect::<anyhow::Result<_>>()?,
         };
         let fallback = SecretFallback::in_namespaces(secret_falls_back_to_driver);
         let csi_socket = endpoint.map_or_else(|| builder.layout.csi_socket(), Endpoint::into_path);
@@ -266,7 +277,7 @@ impl NodeArgs {
         let server = Server {
             driver_name: builder.driver_name.clone(),
             node_id: builder.node_id.clone(),
-            node: Arc::new(Node::new(builder.host.clone(), strategy, background.reporter.clone(), fallback)),
+            node: Arc::new(Node::new(strategies, background.reporter.clone(), fallback)),
             registration: builder.registration(registration, kubelet_endpoint, &background),
             csi_socket,
             health_address,
@@ -292,12 +303,12 @@ fn connect(
     runtime: &Runtime,
     kubernetes: KubernetesArgs,
     metrics: &NodeMetrics,
-    strategy: Strategy,
+    is_needed: bool,
 ) -> anyhow::Result<Option<Client>> {
-    match (runtime.block_on(kubernetes.client(metrics.api())), strategy) {
-        (Ok(client), _) => Ok(Some(client)),
-        (Err(error), Strategy::Pod) => Err(error),
-        (Err(error), Strategy::Daemon | Strategy::Systemd) => {
+    match runtime.block_on(kubernetes.client(metrics.api())) {
+        Ok(client) => Ok(Some(client)),
+        Err(error) if is_needed => Err(error),
+        Err(error) => {
             tracing::info!(reason = format!("{error:#}"), "running without an API server");
             Ok(None)
         }
@@ -338,15 +349,16 @@ impl NodeBuilder {
 
     fn build_pod(
         &self,
-        mounter: MounterArgs,
-        client: Client,
+        mounter: &MounterArgs,
+        client: Option<Client>,
         background: &BackgroundTasks,
     ) -> anyhow::Result<strategies::Strategy> {
+        let client = client.context("strategy pod needs the API server")?;
         let MounterArgs { mountpoint_namespace, mounter_dir: _, mounter_group: _, longest_outage: _, mounter_view } =
             mounter;
         let scope = AssignmentScope {
             node: self.node_id.clone(),
-            namespace: mountpoint_namespace,
+            namespace: mountpoint_namespace.clone(),
             driver_name: self.driver_name.clone(),
         };
         Ok(strategies::Strategy::Pod(Box::new(MountpointPods {
@@ -354,25 +366,29 @@ impl NodeBuilder {
             assignments: background.watch_assignments(&self.runtime, client, scope),
             kubelet: self.kubelet_path.clone(),
             sources: resolved_directory(&self.layout.sources())?,
-            view: mounter_view.unwrap_or_else(|| COMMUNICATION_DIRECTORY.into()),
+            view: mounter_view.clone().unwrap_or_else(|| COMMUNICATION_DIRECTORY.into()),
             engine_config: self.engine_config.clone(),
             locks: KeyedLocks::default(),
             other_mounts: self.other_mounts()?,
         })))
     }
 
-    fn build_daemon(&self, mounter: MounterArgs, background: &BackgroundTasks) -> anyhow::Result<strategies::Strategy> {
+    fn build_daemon(
+        &self,
+        mounter: &MounterArgs,
+        background: &BackgroundTasks,
+    ) -> anyhow::Result<strategies::Strategy> {
         let MounterArgs { mountpoint_namespace: _, mounter_dir, mounter_group, longest_outage: _, mounter_view } =
             mounter;
-        let mounter_dir = mounter_dir.unwrap_or_else(|| self.layout.mounter_dir());
+        let mounter_dir = mounter_dir.clone().unwrap_or_else(|| self.layout.mounter_dir());
         if let Some(group) = mounter_group {
-            share_directory(&mounter_dir, group)?;
+            share_directory(&mounter_dir, *group)?;
         }
         Ok(strategies::Strategy::Daemon(Box::new(Daemon {
             manager: self.source_manager(background),
             node: self.node_id.clone(),
             sources: resolved_directory(&self.layout.sources())?,
-            mounter_view: mounter_view.unwrap_or_else(|| mounter_dir.clone()),
+            mounter_view: mounter_view.clone().unwrap_or_else(|| mounter_dir.clone()),
             mounter_dir,
             engine_config: self.engine_config.clone(),
             locks: KeyedLocks::default(),
@@ -384,13 +400,14 @@ impl NodeBuilder {
         let directory = resolved_directory(&self.layout.plugin_directory())?;
         Ok(OtherMounts {
             unit_credentials: directory.join(SYSTEMD_CREDENTIALS),
+            unit_caches: directory.join(SYSTEMD_CACHE),
             legacy: LegacyProfiles { host_view: directory.clone(), directory },
         })
     }
 
     fn build_systemd(
         &self,
-        systemd: SystemdArgs,
+        systemd: &SystemdArgs,
         background: &BackgroundTasks,
     ) -> anyhow::Result<strategies::Strategy> {
         let SystemdArgs {
@@ -404,11 +421,11 @@ impl NodeBuilder {
             engine_keep_alive,
         } = systemd;
         let directory = self.layout.plugin_directory();
-        let host_view = host_plugin_dir.unwrap_or_else(|| directory.clone());
+        let host_view = host_plugin_dir.clone().unwrap_or_else(|| directory.clone());
         let units = Arc::new(SystemdUnits {
             mounts: UnitMounts {
                 host: self.host.clone(),
-                systemd: Systemd::new(self.runtime.handle(), PRIVATE_SOCKET.into(), &ptmx_path),
+                systemd: Systemd::new(self.runtime.handle(), PRIVATE_SOCKET.into(), ptmx_path),
                 kubelet: resolved_directory(&self.kubelet_path)?,
                 units: UnitCache::default(),
                 credentials: CredentialDirs {
@@ -427,12 +444,12 @@ impl NodeBuilder {
                 limit: engine_stage_size_limit,
             },
             legacy: LegacyProfiles { directory: resolved_directory(&directory)?, host_view },
-            engine: mount_s3_path,
+            engine: mount_s3_path.clone(),
             engine_config: self.engine_config.clone(),
             limits: Limits {
-                memory_bytes: engine_memory_limit,
-                cpu_millis: engine_cpu_limit,
-                tasks: engine_tasks_limit,
+                memory_bytes: *engine_memory_limit,
+                cpu_millis: *engine_cpu_limit,
+                tasks: *engine_tasks_limit,
             },
             recovery: match engine_keep_alive {
                 Switch::On => EngineRecovery::InPlace,

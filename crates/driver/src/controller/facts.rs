@@ -55,6 +55,7 @@ pub fn workload(pod: &Pod) -> Option<Workload> {
         node: spec.node_name.clone().filter(|it| !it.is_empty()),
         phase: phase(status.as_ref()),
         is_terminating: metadata.deletion_timestamp.is_some(),
+        is_unready: status.as_ref().is_some_and(is_unready),
         fs_group: spec.security_context.as_ref().and_then(|it| it.fs_group),
         claims,
     })
@@ -149,6 +150,10 @@ pub fn attachment(object: &MountpointS3PodAttachment) -> Option<AttachmentWithSt
 
 fn phase(status: Option<&PodStatus>) -> PodPhase {
     PodPhase::from_text(status.and_then(|it| it.phase.as_deref()))
+}
+
+fn is_unready(status: &PodStatus) -> bool {
+    status.conditions.iter().flatten().any(|it| it.type_ == "ContainersReady" && it.status == "False")
 }
 
 fn created_at(metadata: &ObjectMeta) -> Timestamp {

@@ -57,7 +57,16 @@ pub struct ControllerConfig {
     pub workers: NonZeroUsize,
     /// How many Mountpoint Pods of a node are replaced at the same time after an upgrade of the driver.
     pub upgrades_per_node: usize,
+    pub new_workloads: NewWorkloads,
     pub failpoints: Failpoints,
+}
+
+/// What happens to workloads without a Mountpoint Pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewWorkloads {
+    Attached,
+    /// Another strategy mounts them: existing Mountpoint Pods are kept until their workloads end.
+    LeftAlone,
 }
 
 /// Works while it is the leader, until `shutdown` completes.
@@ -112,7 +121,10 @@ async fn work(client: &Client, config: &ControllerConfig, health: &Arc<Health>) 
     let keys = &config.pods.keys;
     let (status, event_writer) = StatusReporter::new(client, keys.driver(), &config.identity, config.failpoints);
     let reconciler = Arc::new(Reconciler {
-        cache: Mutex::new(Cache::new(keys.driver(), &config.pods.driver_version, config.upgrades_per_node)),
+        cache: Mutex::new(
+            Cache::new(keys.driver(), &config.pods.driver_version, config.upgrades_per_node)
+                .with_new_workloads(config.new_workloads),
+        ),
         single_node_volumes: VolumeLocks::default(),
         replacements: tokio::sync::Mutex::default(),
         apply: Apply::new(client, config.pods.clone(), config.failpoints),

@@ -34,7 +34,7 @@ use s3csi_core::target::TargetPath;
 use self::error::{PublishError, UnpublishError};
 use self::health::{HealthError, VolumeHealth};
 use self::reporter::{MountOutcome, PublishedVolume, Reporter};
-use self::strategies::{PublishOutcome, Strategy};
+use self::strategies::{PublishOutcome, Strategies, Strategy};
 use self::timing::CallTimer;
 use crate::api::recorder::{EventType, PodReference};
 use crate::host::Host;
@@ -57,7 +57,7 @@ const DRIVER_KEYS_USED_NOTE: &str = "the volume says authenticationSource: secre
 
 pub struct Node {
     host: Arc<dyn Host>,
-    strategy: Strategy,
+    strategies: Strategies,
     targets: KeyedLocks,
     reporter: Arc<Reporter>,
     fallback: SecretFallback,
@@ -66,14 +66,14 @@ pub struct Node {
 impl Node {
     /// Only the controller of strategy `pod` knows what other nodes use.
     pub fn single_node_volumes(&self) -> SingleNodeVolumes {
-        match &self.strategy {
+        match &self.strategies.present {
             Strategy::Pod(_) => SingleNodeVolumes::Enforced,
             Strategy::Daemon(_) | Strategy::Systemd(_) => SingleNodeVolumes::Refused,
         }
     }
 
-    pub fn new(host: Arc<dyn Host>, strategy: Strategy, reporter: Arc<Reporter>, fallback: SecretFallback) -> Self {
-        Self { host, strategy, targets: KeyedLocks::default(), reporter, fallback }
+    pub fn new(strategies: Strategies, reporter: Arc<Reporter>, fallback: SecretFallback) -> Self {
+        Self { host: strategies.host.clone(), strategies, targets: KeyedLocks::default(), reporter, fallback }
     }
 
     pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant, timer: &CallTimer) -> Result<(), PublishError> {
@@ -90,8 +90,8 @@ impl Node {
         let bucket = publish.bucket.to_string();
         let ignored = policy::removed(&publish.arguments);
         let has_fallen_back = publish.has_fallen_back();
-        let PublishOutcome { mounted, source } = self.strategy.publish(publish, raw, deadline, timer)?;
-        let served_by = self.strategy.describe_server(source.as_deref());
+        let PublishOutcome { mounted, source } = self.strategies.publish(publish, raw, deadline, timer)?;
+        let served_by = strategies::describe_server(source.as_deref());
         let published = PublishedVolume { workload, volume, bucket, source, refreshed: Instant::now() };
         self.reporter.published(&target, published, mounted, &served_by);
         if mounted == MountOutcome::AlreadyMounted {
@@ -111,14 +111,14 @@ impl Node {
 
     /// Waits until a publish to this target has what it needs from others, if it needs anything. Returns how long that took.
     pub async fn wait_until_assigned(&self, target: &str, deadline: Instant) -> Option<Duration> {
-        let Strategy::Pod(pods) = &self.strategy else { return None };
+        let Strategy::Pod(pods) = &self.strategies.present else { return None };
         let target: TargetPath = target.parse().ok()?;
         pods.wait_until_assigned(&target, deadline).await
     }
 
     /// The health of a published volume. Asks the kernel and, with a short deadline, the engine; never S3.
     pub fn volume_health(&self, volume_id: &str, path: &Path, deadline: Instant) -> Result<VolumeHealth, HealthError> {
-        let held_mounts = self.strategy.held_mounts();
+        let held_mounts = self.strategies.held_mounts();
         health::check(self.host.as_ref(), &self.reporter, held_mounts, volume_id, path, deadline)
     }
 
@@ -140,7 +140,7 @@ impl Node {
         }
         let busy = || UnpublishError::TargetBusy { target: target.to_owned() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
-        self.strategy.unpublish(volume_id, target, deadline, timer)?;
+        self.strategies.unpublish(volume_id, target, deadline, timer)?;
         self.reporter.unpublished(target);
         Ok(())
     }
@@ -151,11 +151,11 @@ impl Node {
         loop {
             tokio::select! {
                 _ = pace.tick() => {}
-                () = self.strategy.sweep_requested() => {}
+                () = self.strategies.sweep_requested() => {}
             }
             let node = self.clone();
             // A panic is logged by the runtime; the next round retries.
-            let _ = tokio::task::spawn_blocking(move || node.strategy.sweep()).await;
+            let _ = tokio::task::spawn_blocking(move || node.strategies.sweep()).await;
         }
     }
 }

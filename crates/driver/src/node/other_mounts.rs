@@ -14,13 +14,12 @@ use s3csi_core::target::TargetPath;
 
 use super::deadlines;
 use super::error::PublishError;
-use super::failpoints::Failpoints;
-use super::held_mounts::HeldMounts;
 use super::legacy_v1::LegacyProfiles;
 use super::remediation::{CREDENTIALS_REMOVED, ORPHANED_SOURCE_REMOVED, Remediations};
 use super::retire::{RetireOutcome, retire};
+use super::source::SourceManager;
 use crate::credentials;
-use crate::host::{Host, Probe, SafeDir, SafeDirError};
+use crate::host::{Device, Host, MountTable, Probe, SafeDir, SafeDirError};
 
 /// A publish writes the keys of a unit before its mount exists.
 const GRACE_PERIOD: Duration = Duration::from_mins(10);
@@ -30,6 +29,8 @@ pub struct OtherMounts {
     pub legacy: LegacyProfiles,
     /// The credentials directories of strategy `systemd`.
     pub unit_credentials: PathBuf,
+    /// Its caches.
+    pub unit_caches: PathBuf,
 }
 
 /// A target that is mounted as requested.
@@ -62,8 +63,7 @@ pub fn served_by(
     let is_wanted = |read_only: bool| read_only == (publish.access == Access::ReadOnly);
     let is_served = |it: &&Mount| it.is_ours() && is_wanted(it.read_only || it.super_read_only);
     let Some(mount) = table.at(&target).filter(is_served) else { return Ok(None) };
-    let mut of_sources = table.of_device(mount.device).filter(|it| it.at.parent() == Some(sources));
-    let name = of_sources.find_map(|it| it.at.file_name()?.to_str());
+    let name = source_of(&table, mount.device, sources);
     if name.is_some_and(is_own_source) {
         return Ok(None);
     }
@@ -75,6 +75,12 @@ pub fn served_by(
     };
     let by = name.map_or(ServedBy::OwnMount, |it| ServedBy::Source(it.to_owned()));
     Ok(Some(ServedTarget { by, silence }))
+}
+
+/// The name of the source with this device.
+pub fn source_of<'a>(table: &'a MountTable, device: Device, sources: &Path) -> Option<&'a str> {
+    let mut of_sources = table.of_device(device).filter(|it| it.at.parent() == Some(sources));
+    of_sources.find_map(|it| it.at.file_name()?.to_str())
 }
 
 impl OtherMounts {
@@ -110,8 +116,15 @@ impl OtherMounts {
         }
     }
 
-    /// Removes keys of workloads without a mount.
-    pub fn sweep(&self, host: &dyn Host, remediations: &Remediations) {
+    /// Removes keys of workloads without a mount, and sources without a user that `is_left` by another strategy.
+    pub fn sweep(&self, manager: &SourceManager, sources: &Path, is_left: impl Fn(&str) -> bool) {
+        self.remove_keys(manager.host.as_ref(), &manager.remediations);
+        for name in left_sources(sources, is_left) {
+            retire_source(manager, &sources.join(&name), &name);
+        }
+    }
+
+    fn remove_keys(&self, host: &dyn Host, remediations: &Remediations) {
         let Ok(table) = host.mount_table() else { return };
         let targets: Vec<TargetPath> =
             table.entries().iter().filter(|it| it.is_ours()).filter_map(|it| it.at.to_str()?.parse().ok()).collect();
@@ -125,11 +138,12 @@ impl OtherMounts {
         }
     }
 
+    /// Removes the credentials of a unit, and its cache.
     fn remove_unit_credentials(&self, name: &str) -> Result<(), SafeDirError> {
-        if !self.unit_credentials.is_dir() {
-            return Ok(());
+        for directory in [&self.unit_caches, &self.unit_credentials].into_iter().filter(|it| it.is_dir()) {
+            SafeDir::open(directory)?.remove_tree(name)?;
         }
-        SafeDir::open(&self.unit_credentials)?.remove_tree(name)
+        Ok(())
     }
 
     fn old_unit_credentials(&self) -> Vec<String> {
@@ -142,25 +156,23 @@ impl OtherMounts {
     }
 }
 
-/// Unmounts sources that another strategy left without a user. Nothing creates such sources while this strategy runs.
-pub fn retire_sources(
-    host: &dyn Host,
-    sources: &Path,
-    is_of_other_strategy: impl Fn(&str) -> bool,
-    failpoints: Failpoints,
-    remediations: &Remediations,
+/// Names of sources that another strategy left.
+pub fn left_sources(sources: &Path, is_left: impl Fn(&str) -> bool) -> Vec<String> {
+    let Ok(entries) = fs::read_dir(sources) else { return Vec::new() };
+    entries.flatten().filter_map(|it| it.file_name().into_string().ok()).filter(|it| is_left(it)).collect()
+}
+
+/// Unmounts a source that another strategy left, unless it is in use. Nothing mounts such a source while this strategy runs.
+fn retire_source(
+    SourceManager { host, held_mounts, failpoints, remediations, .. }: &SourceManager,
+    path: &Path,
+    name: &str,
 ) {
-    let Ok(entries) = fs::read_dir(sources) else { return };
-    let names = entries.flatten().filter_map(|it| it.file_name().into_string().ok());
-    for name in names.filter(|it| is_of_other_strategy(it)) {
-        let path = sources.join(&name);
-        // What another strategy mounted is not held.
-        match retire(host, &HeldMounts::default(), &path, None, failpoints) {
-            Ok(RetireOutcome::Unmounted) => remediations.record(ORPHANED_SOURCE_REMOVED, &path, &name),
-            Ok(RetireOutcome::NotMounted | RetireOutcome::InUse) => {}
-            Err(error) => {
-                tracing::warn!(source = name, error = %Chain(&error), "source not unmounted; the next sweep retries");
-            }
+    match retire(host.as_ref(), held_mounts, path, None, *failpoints) {
+        Ok(RetireOutcome::Unmounted) => remediations.record(ORPHANED_SOURCE_REMOVED, path, name),
+        Ok(RetireOutcome::NotMounted | RetireOutcome::InUse) => {}
+        Err(error) => {
+            tracing::warn!(source = name, error = %Chain(&error), "source not unmounted; the next sweep retries");
         }
     }
 }

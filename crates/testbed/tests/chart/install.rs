@@ -91,6 +91,74 @@ fn the_chart_is_installed_changes_its_strategy_and_leaves_only_what_the_document
 }
 
 #[test]
+fn what_serves_running_workloads_outlives_a_change_of_the_strategy() {
+    let cluster = Cluster::start("chart-strategies");
+    let change =
+        |strategy: &str| cluster.our_chart("upgrade", &["--reuse-values", "--set", &format!("strategy={strategy}")]);
+    let draining = |kind: &str, name: &str| {
+        let arguments = cluster.get(kind, name)["spec"]["template"]["spec"]["containers"][0]["args"].clone();
+        chart::elements(&arguments).find_map(|it| it.as_str()?.strip_prefix("--draining=").map(str::to_owned))
+    };
+    let apply = |objects: &[Value]| {
+        for (number, object) in objects.iter().enumerate() {
+            let file = cluster.home.path().join(format!("{number}.json"));
+            fs::write(&file, object.to_string()).unwrap();
+            cluster.control_plane.kubectl(&["apply", "--filename", file.to_str().unwrap()]).unwrap();
+        }
+    };
+    cluster.our_chart("install", &[]).unwrap();
+    apply(&[json!({
+        "apiVersion": "s3.csi.scality.com/v2", "kind": "MountpointS3PodAttachment", "metadata": { "name": "used" },
+        "spec": {
+            "nodeName": "node", "persistentVolumeName": "pv", "volumeID": "pv", "mountOptions": "", "workloadFSGroup": "",
+            "mountpointS3PodAttachments": {},
+        },
+    })]);
+
+    let notes = change("systemd").unwrap();
+    assert!(notes.contains("mounts of strategy pod are served until their Pods are deleted"), "{notes}");
+    assert_eq!(draining("daemonset", "s3-csi-node").unwrap(), "pod");
+    assert_eq!(draining("deployment", "s3-csi-controller").unwrap(), "pod");
+    assert!(cluster.get("priorityclass", "mount-s3-critical").is_object(), "for Mountpoint Pods that are replaced");
+    cluster.control_plane.kubectl(&["delete", "s3pa", "used"]).unwrap();
+    change("daemon").unwrap();
+    assert_eq!(cluster.get("deployment", "s3-csi-controller"), Value::Null);
+    assert_eq!(draining("daemonset", "s3-csi-node"), None);
+
+    apply(&[
+        json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": "pv" },
+            "spec": {
+                "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteMany"],
+                "claimRef": { "namespace": "default", "name": "claim" },
+                "csi": { "driver": "s3.csi.scality.com", "volumeHandle": "pv" },
+            },
+        }),
+        json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "default", "namespace": "default" } }),
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "workload", "namespace": "default" },
+            "spec": {
+                "containers": [{ "name": "main", "image": "none" }],
+                "volumes": [{ "name": "data", "persistentVolumeClaim": { "claimName": "claim" } }],
+            },
+        }),
+    ]);
+    let mounter = || cluster.get("daemonset", "s3-csi-mounter");
+    let identity = mounter()["metadata"]["uid"].clone();
+    let template = mounter()["spec"]["template"].clone();
+    for _ in 0..2 {
+        change("systemd").unwrap();
+        assert_eq!(mounter()["metadata"]["uid"], identity);
+        assert_eq!(mounter()["spec"]["template"], template, "its Pods are not replaced");
+        assert_eq!(draining("daemonset", "s3-csi-node").unwrap(), "daemon");
+    }
+    cluster.control_plane.kubectl(&["delete", "pod", "workload", "--namespace", "default", "--force"]).unwrap();
+    change("systemd").unwrap();
+    assert_eq!(mounter(), Value::Null);
+    assert_eq!(draining("daemonset", "s3-csi-node"), None);
+}
+
+#[test]
 fn an_upgrade_in_place_from_the_earlier_chart_keeps_what_cannot_change() {
     let cluster = Cluster::start("chart-upgrade");
     let earlier = cluster.home.path().join("earlier");

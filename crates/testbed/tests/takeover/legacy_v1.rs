@@ -51,6 +51,27 @@ fn a_recreated_workload_of_version_1_gets_a_mountpoint_pod() {
 }
 
 #[test]
+fn a_unit_of_version_1_that_dies_is_replaced_by_a_mountpoint_pod_without_a_new_workload() {
+    let world = World::start("takeover-v1-dies", EarlierMounter::Systemd);
+    let workload = world.start_workload("dies", Access::ReadWrite);
+    world.upgrade(&[]);
+    world.check_undisturbed(&workload);
+    let [unit] = &world.units()[..] else { panic!("{:?}", world.units()) };
+
+    world.on_node(&format!("systemctl kill --signal=KILL {unit}"));
+    // A workload that notices ends, or its probes end it. kubelet cannot start it with a dead mount.
+    world.restart_container(&workload);
+    world.check_undisturbed(&workload);
+    world.check_all_stored(&workload);
+    assert_eq!(world.mountpoint_pods().len(), 1, "a Mountpoint Pod serves it");
+
+    world.delete_pod(&workload);
+    // Version 1 asked systemd to keep failed units.
+    world.on_node("systemctl reset-failed 'mount-s3-*' || true");
+    world.check_nothing_left();
+}
+
+#[test]
 fn keys_left_behind_are_removed_and_those_of_a_running_unit_stay() {
     let world = World::start("takeover-keys", EarlierMounter::Systemd);
     let workload = world.start_workload("keeps-keys", Access::ReadWrite);

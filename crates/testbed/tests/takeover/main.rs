@@ -6,4 +6,6 @@
 
 mod legacy_v1;
 mod mountpoint_pods;
+mod rollback;
+mod strategies;
 mod world;

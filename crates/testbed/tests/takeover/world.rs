@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use s3csi_testbed::cluster::{Cluster, ClusterHost};
 use s3csi_testbed::earlier_driver::{self, EarlierMounter};
-use s3csi_testbed::image;
 use s3csi_testbed::steady_reader::ReaderReport;
 use s3csi_testbed::steady_script::{self, SteadyAccess, steady_script};
 use s3csi_testbed::wait::wait_patiently_until;
+use s3csi_testbed::{environment, image};
 use serde_json::{Value, json};
 
 pub const DRIVER: &str = "s3.csi.scality.com";
@@ -51,6 +51,14 @@ impl World {
         world
     }
 
+    /// Our driver runs, and kubelet knows it.
+    pub fn start_ours(name: &str, strategy: &str) -> Self {
+        let world = Self::prepare(name);
+        let strategy = format!("strategy={strategy}");
+        world.cluster.install_driver(NAMESPACE, DRIVER, &["--set", &strategy]).unwrap();
+        world
+    }
+
     fn prepare(name: &str) -> Self {
         let home = tempfile::Builder::new().prefix("s3csi-test-").tempdir_in("/tmp").unwrap();
         let ours = home.path().join("s3csi.tar");
@@ -91,6 +99,25 @@ impl World {
         self.write_driver_keys(FIRST_KEYS);
     }
 
+    /// Our chart, without waiting for its Pods.
+    pub fn helm_upgrade(&self, arguments: &[&str]) {
+        let chart = environment::workspace().join("charts/s3csi");
+        let mut command = vec!["upgrade", "s3csi", chart.to_str().unwrap(), "--namespace", NAMESPACE];
+        command.extend(arguments);
+        self.cluster.helm(&command).unwrap();
+    }
+
+    /// Back to the earlier driver, as it was installed first.
+    pub fn roll_back(&self) {
+        self.cluster.helm(&["rollback", "s3csi", "1", "--namespace", NAMESPACE]).unwrap();
+        self.wait_for_rollout("daemonset/s3-csi-node");
+        let controller = format!("/apis/apps/v1/namespaces/{NAMESPACE}/deployments/s3-csi-controller");
+        if self.cluster.get(&controller).is_some() {
+            self.wait_for_rollout("deployment/s3-csi-controller");
+        }
+        self.eventually("kubelet knows the earlier driver", || self.is_registered());
+    }
+
     /// New keys of the driver: in its Secret, and its Pods are restarted as that asks for.
     pub fn rotate_driver_keys(&self, keys: (&str, &str)) {
         self.write_driver_keys(keys);
@@ -98,7 +125,7 @@ impl World {
         self.wait_for_rollout("daemonset/s3-csi-node");
     }
 
-    fn write_driver_keys(&self, (access_key, secret_key): (&str, &str)) {
+    pub fn write_driver_keys(&self, (access_key, secret_key): (&str, &str)) {
         let secret = json!({
             "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "s3-secret", "namespace": NAMESPACE },
             "stringData": { "access_key_id": access_key, "secret_access_key": secret_key },
@@ -130,14 +157,27 @@ impl World {
     /// A Pod for a volume that is there.
     pub fn start_pod(&self, name: &str, access: Access) -> Workload {
         self.cluster.apply(&pod(name, access).to_string()).unwrap();
-        let path = format!("/api/v1/namespaces/default/pods/{name}");
         let is_ready = || {
-            let conditions = self.cluster.get(&path).map(|it| it["status"]["conditions"].clone()).unwrap_or_default();
+            let conditions = self.pod(name)["status"]["conditions"].clone();
             conditions.as_array().into_iter().flatten().any(|it| it["type"] == "Ready" && it["status"] == "True")
         };
         self.eventually(&format!("Pod {name} is ready"), is_ready);
-        let uid = self.cluster.get(&path).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
-        Workload { name: name.to_owned(), uid }
+        Workload { name: name.to_owned(), uid: self.pod(name)["metadata"]["uid"].as_str().unwrap().to_owned() }
+    }
+
+    fn pod(&self, name: &str) -> Value {
+        self.cluster.get(&format!("/api/v1/namespaces/default/pods/{name}")).unwrap_or_default()
+    }
+
+    /// The workload's process ends, and kubelet has started its container again.
+    pub fn restart_container(&self, workload: &Workload) {
+        self.run(workload, "touch /tmp/stop");
+        let is_restarted = || {
+            let container = self.pod(&workload.name)["status"]["containerStatuses"][0].clone();
+            container["restartCount"].as_u64().is_some_and(|it| 0 < it) && container["ready"] == true
+        };
+        self.eventually(&format!("the container of {} is started again", workload.name), is_restarted);
+        assert_eq!(self.pod(&workload.name)["metadata"]["uid"], workload.uid.as_str(), "it is the same Pod");
     }
 
     /// It has read and written on since the last look, and never met an error.
@@ -199,6 +239,13 @@ impl World {
         self.on_node(&format!("cat {directory}/*-{volume}-s3-csi-credentials 2>/dev/null || true"))
     }
 
+    /// Names of the attachments.
+    pub fn attachments(&self) -> Vec<String> {
+        let found = self.cluster.get(&format!("/apis/{DRIVER}/v2/mountpoints3podattachments")).unwrap_or_default();
+        let names = found["items"].as_array().into_iter().flatten();
+        names.filter_map(|it| it["metadata"]["name"].as_str().map(|it| format!("attachment {it}"))).collect()
+    }
+
     /// Deletes the Pod and returns when its volumes are gone.
     pub fn delete_pod(&self, workload: &Workload) {
         self.cluster.kubectl(&["delete", "pod", &workload.name, "--timeout=180s"]).unwrap();
@@ -236,6 +283,7 @@ impl World {
             let pods = self.cluster.get("/api/v1/namespaces/mount-s3/pods").unwrap_or_default();
             let names = pods["items"].as_array().into_iter().flatten();
             found.extend(names.filter_map(|it| it["metadata"]["name"].as_str().map(|it| format!("Pod {it}"))));
+            found.extend(self.attachments());
             found
         };
         let is_clean = wait_patiently_until(Instant::now() + PATIENCE, || leftovers().is_empty());

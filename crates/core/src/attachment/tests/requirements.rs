@@ -15,6 +15,7 @@ fn workload(claims: &[&str]) -> Workload {
         node: Some("node".to_owned()),
         phase: PodPhase::Pending,
         is_terminating: false,
+        is_unready: false,
         fs_group: None,
         claims: claims.iter().map(|it| ClaimSource::Claim((*it).to_owned())).collect(),
     }
@@ -123,6 +124,18 @@ fn only_our_volumes_count_and_each_once() {
     check(&workload(&["logs", "data", "disk"]), &objects, &["pv-1"]);
     check(&workload(&["data", "data"]), &objects, &["pv-1"]);
     check(&workload(&["data", "late"]), &objects, &["pv-1", "late: the claim does not exist yet"]);
+}
+
+/// Its volume may have been mounted by version 1, whose engine died.
+#[test]
+fn a_running_workload_that_is_not_ready_waits_for_its_volumes() {
+    let running = Workload { phase: PodPhase::Running, ..workload(&["data"]) };
+    assert_eq!(running.activity(), Activity::Using);
+    let unready = Workload { is_unready: true, ..running };
+    assert_eq!(unready.activity(), Activity::Starting);
+    assert_eq!(Workload { is_terminating: true, ..unready.clone() }.activity(), Activity::Using);
+    assert_eq!(Workload { phase: PodPhase::Unknown, ..unready.clone() }.activity(), Activity::Using);
+    assert_eq!(Workload { phase: PodPhase::Succeeded, ..unready }.activity(), Activity::Finished);
 }
 
 #[test]

@@ -13,14 +13,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use s3csi_core::attachment::{
-    AttachedElsewhere, Claim, MountpointPod, NodeScope, ObservedState, PodOnNode, PodPhase, VolumeFacts, VolumeLister,
-    VolumeState, Workload, required_volumes,
+    AttachedElsewhere, Claim, MountpointPod, NodeScope, ObservedState, PodOnNode, PodPhase, RequiredVolumes,
+    VolumeFacts, VolumeLister, VolumeState, Workload, required_volumes,
 };
 use s3csi_core::{PvName, WorkloadUid};
 
 use self::index::Index;
 pub use self::keys::{ReconcileKey, ReconcileKeys};
 use self::keys::{key_of_attachment, key_of_pod};
+use super::NewWorkloads;
 use super::facts::{AttachmentWithStatus, MountpointPodFacts};
 use crate::api::watch::WatchUpdate;
 
@@ -45,6 +46,7 @@ pub struct Cache {
     driver_version: String,
     /// How many sources of a node may have two Mountpoint Pods only because of a new version of the driver.
     upgrades_per_node: usize,
+    new_workloads: NewWorkloads,
     workloads: HashMap<WorkloadUid, Workload>,
     workloads_by_claim: Index<ClaimName, WorkloadUid>,
     gone: HashMap<ReconcileKey, HashMap<WorkloadUid, Instant>>,
@@ -68,6 +70,7 @@ impl Cache {
             driver: driver.to_owned(),
             driver_version: driver_version.to_owned(),
             upgrades_per_node,
+            new_workloads: NewWorkloads::Attached,
             workloads: HashMap::new(),
             workloads_by_claim: Index::default(),
             gone: HashMap::new(),
@@ -83,6 +86,10 @@ impl Cache {
             pods: HashMap::new(),
             pods_by_key: Index::default(),
         }
+    }
+
+    pub fn with_new_workloads(self, new_workloads: NewWorkloads) -> Self {
+        Self { new_workloads, ..self }
     }
 
     /// Everything that is known about one key.
@@ -112,13 +119,21 @@ impl Cache {
             workloads: workloads
                 .into_iter()
                 .filter_map(|uid| self.workloads.get(uid))
-                .map(|it| PodOnNode::new(it, &required_volumes(it, &self.driver, self), persistent_volume))
+                .map(|it| PodOnNode::new(it, &self.required_volumes(it), persistent_volume))
                 .collect(),
             elsewhere: self.attached_elsewhere(key),
             gone: gone.into_iter().flat_map(HashMap::keys).cloned().collect(),
             mountpoint_pods,
             attachments,
             may_upgrade: has_outdated && self.replacements(node) < self.upgrades_per_node,
+        }
+    }
+
+    /// What a workload requires of Mountpoint Pods.
+    fn required_volumes(&self, workload: &Workload) -> RequiredVolumes {
+        match self.new_workloads {
+            NewWorkloads::Attached => required_volumes(workload, &self.driver, self),
+            NewWorkloads::LeftAlone => RequiredVolumes::default(),
         }
     }
 

@@ -26,6 +26,7 @@ fn workload(name: &str, node: &str, claim: &str) -> Workload {
         node: Some(node.to_owned()),
         phase: PodPhase::Pending,
         is_terminating: false,
+        is_unready: false,
         fs_group: None,
         claims: vec![ClaimSource::Claim(claim.to_owned())],
     }
@@ -197,6 +198,21 @@ fn attached_workloads_are_seen_whatever_they_use() {
     );
     let observed = cache.observe(&key("node", "pv"));
     assert_eq!(observed.workloads, [PodOnNode { uid: uid("a"), activity: Activity::Starting, requirement: None }]);
+}
+
+#[test]
+fn workloads_require_nothing_of_a_strategy_that_is_drained() {
+    let requires = |new_workloads: NewWorkloads| {
+        let mut cache = cache().with_new_workloads(new_workloads);
+        cache.update_volumes(WatchUpdate::Changed(volume("pv", "c")));
+        cache.update_claims(WatchUpdate::Changed(claim("c", Some("pv"))));
+        cache.update_workloads(WatchUpdate::Changed(workload("a", "node", "c")), Instant::now());
+        let observed = cache.observe(&key("node", "pv"));
+        assert_eq!(observed.workloads.len(), 1, "it is known");
+        observed.workloads[0].requirement.is_some()
+    };
+    assert!(requires(NewWorkloads::Attached));
+    assert!(!requires(NewWorkloads::LeftAlone));
 }
 
 #[test]

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use s3csi_core::attachment::is_mountpoint_pod_name;
 use s3csi_core::chain::Chain;
 use s3csi_core::credentials::Keys;
 use s3csi_core::publish::Publish;
@@ -187,9 +186,6 @@ impl Daemon {
 
     /// Removes every unused source: a crash may have left one.
     pub fn sweep(&self) {
-        let SourceManager { failpoints, remediations, .. } = &self.manager;
-        self.other_mounts.sweep(self.host(), remediations);
-        other_mounts::retire_sources(self.host(), &self.sources, is_mountpoint_pod_name, *failpoints, remediations);
         for name in source_names(&self.sources).into_iter().chain(source_names(&self.mounter_dir)) {
             // A locked source is being worked on and is no leftover.
             let Some(_held) = self.locks.try_lock(&name) else { continue };

@@ -18,9 +18,8 @@ use crate::node::assignment::LocalMountpointPod;
 use crate::node::held_mounts::{HeldMount, MounterAddress};
 use crate::node::remediation::{DEAD_SOURCE_REMOVED, ORPHANED_SOURCE_REMOVED};
 use crate::node::retire::{EXIT_FILE_MODE, RetireOutcome, retire};
-use crate::node::source::{Adoption, SourceManager};
-use crate::node::strategies::daemon::is_source_name;
-use crate::node::{deadlines, engine_monitor, other_mounts, source};
+use crate::node::source::Adoption;
+use crate::node::{deadlines, engine_monitor, source};
 
 /// The name of a Mountpoint Pod's source in commands.
 const ONLY_SOURCE: &str = "";
@@ -31,9 +30,6 @@ const TAKEOVER_RETRY: Duration = Duration::from_millis(50);
 
 impl MountpointPods {
     pub fn sweep(&self) {
-        let SourceManager { host, failpoints, remediations, .. } = &self.manager;
-        self.other_mounts.sweep(host.as_ref(), remediations);
-        other_mounts::retire_sources(host.as_ref(), &self.sources, is_source_name, *failpoints, remediations);
         // Before the first complete list an unknown Pod may exist.
         let Some(pods) = self.assignments.pods() else { return };
         // Also those without a source: their mounters wait for the exit file.

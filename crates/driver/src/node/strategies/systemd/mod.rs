@@ -320,6 +320,11 @@ impl SystemdUnits {
     pub fn sweep(&self) {
         Sweeper(self).run();
     }
+
+    /// Unmounts sources without a user that another strategy left.
+    pub fn retire_sources(&self, sources: &Path, is_left: impl Fn(&str) -> bool) {
+        Sweeper(self).retire_sources(sources, is_left);
+    }
 }
 
 /// Where the engine of an earlier version reads its keys.

@@ -10,9 +10,9 @@ use s3csi_core::chain::Chain;
 use super::units::{Unit, target_of};
 use super::{SystemdUnits, UnitError, directory_name_of_path, log_if_failed};
 use crate::host::Probe;
-use crate::node::deadlines;
 use crate::node::legacy_v1::Profile;
-use crate::node::remediation::CREDENTIALS_REMOVED;
+use crate::node::remediation::{CREDENTIALS_REMOVED, ORPHANED_SOURCE_REMOVED};
+use crate::node::{deadlines, other_mounts, source};
 use crate::systemd::ActiveState;
 
 /// Enough for one repair: an unmount and its waits.
@@ -75,6 +75,28 @@ impl Sweeper<'_> {
             let used: BTreeSet<Profile> =
                 units.iter().filter_map(|it| self.0.legacy.of_environment(&it.command.environment)).collect();
             self.0.legacy.remove_unused(|profile| used.contains(profile), &self.0.remediations);
+        }
+    }
+
+    pub fn retire_sources(&self, sources: &Path, is_left: impl Fn(&str) -> bool) {
+        let mounts = &self.0.mounts;
+        for name in other_mounts::left_sources(sources, is_left) {
+            let path = sources.join(&name);
+            let Ok(table) = mounts.host.mount_table() else { return };
+            let mount = table.at(&path).filter(|it| it.is_ours());
+            if mount.is_some_and(|it| !source::is_unused(&table, &path, it.device)) {
+                continue;
+            }
+            if mount.is_some() {
+                match mounts.unmount(&path, &path, Instant::now() + TIMEOUT) {
+                    Ok(()) => self.0.remediations.record(ORPHANED_SOURCE_REMOVED, &path, &name),
+                    Err(error) => {
+                        tracing::warn!(source = name, error = %Chain(&error), "source not unmounted; the next sweep retries");
+                        continue;
+                    }
+                }
+            }
+            log_if_failed("directory of a source not removed", mounts.host.remove_directory(&path));
         }
     }
 
