@@ -441,7 +441,7 @@ impl NodeBuilder {
             stages: StageDirs {
                 path: resolved_directory(&directory.join(SYSTEMD_STAGE))?,
                 host_view: host_view.join(SYSTEMD_STAGE),
-                limit: engine_stage_size_limit,
+                limit: engine_stage_size_limit.clone(),
             },
             legacy: LegacyProfiles { directory: resolved_directory(&directory)?, host_view },
             engine: mount_s3_path.clone(),

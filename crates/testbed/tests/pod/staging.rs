@@ -20,7 +20,7 @@ fn edit(world: &World<'_>, path: &Path, content: &mut [u8], bytes: &[u8]) {
     file.write_all_at(bytes, 15 << 20).unwrap();
     content[15 << 20..(15 << 20) + bytes.len()].copy_from_slice(bytes);
     drop(file);
-    assert!(world.store.object(BUCKET, "file").unwrap() == content, "the object has other bytes");
+    assert!(*world.store.object(BUCKET, "file").unwrap() == *content, "the object has other bytes");
 }
 
 #[test]

@@ -17,7 +17,7 @@ to those of kubelet. An Event that repeats is recorded once a minute; failures t
 ";
 
 /// Reason, what records it, meaning.
-const EVENTS: [(&str, &str, &str); 16] = [
+const EVENTS: [(&str, &str, &str); 17] = [
     ("MountpointPodAssigned", "controller", "a Mountpoint Pod serves the workload"),
     ("WaitingForMountpointPod", "controller", "the Mountpoint Pod does not run yet; the message names the reason"),
     (
