@@ -194,8 +194,8 @@ mod tests {
         let state = State::private().unwrap();
         let open = |state: &State| StageDirectory::open(parent.path(), true, 10, state, Lifetime::Mount).unwrap();
         open(&state).create(7, "").unwrap();
-        assert!(open(&state).path(7).is_some());
         state.note_exchange(b"question", b"answer");
+        assert!(open(&state).path(7).unwrap().exists());
         assert!(open(&state).reopen(7, "").is_ok());
         let other = State::private().unwrap();
         open(&other);
