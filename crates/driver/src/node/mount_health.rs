@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use s3csi_core::attachment::is_mountpoint_pod_name;
 use s3csi_core::chain::Chain;
 
 use super::deadlines;
@@ -89,8 +90,12 @@ impl MountHealth {
         }
         let states = self.probe(&found);
         let counted = found.into_iter().map(|(device, at)| {
-            // Only strategy systemd mounts engines at targets.
-            let strategy = if at.starts_with(&self.sources) { self.strategy } else { "systemd" };
+            // Only strategy systemd mounts engines at targets. A source may be of a strategy that is drained.
+            let strategy = match at.file_name().and_then(|it| it.to_str()) {
+                _ if !at.starts_with(&self.sources) => "systemd",
+                Some(name) if is_mountpoint_pod_name(name) => "pod",
+                _ => "daemon",
+            };
             MountStatus { state: states[&device], at, strategy }
         });
         Some((counted.collect(), targets))
