@@ -158,7 +158,7 @@ impl MountDirectory {
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let path = self.parent.join(format!("{PREFIX}{}-{now:x}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&path)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&path)?;
         self.state.note_stage_directory(&path);
         *own = Some(path.clone());
         Ok(path)
