@@ -125,8 +125,8 @@ fn set_user_id_ends_with_a_change(world: &World) {
     for change in ["open(f, 'ab').write(b'x')", "os.truncate(f, 3)"] {
         fs::write(mount.path("file"), "content").unwrap();
         fs::set_permissions(mount.path("file"), set_ids()).unwrap();
-        let script = format!("import os, sys; os.setuid(1234); f = sys.argv[1]; {change}");
-        let python = Command::new("python3").args(["-c", &script]).arg(mount.path("file")).output().unwrap();
+        let script = format!("import os; os.setuid(1234); f = 'file'; {change}");
+        let python = Command::new("python3").args(["-c", &script]).current_dir(mount.directory()).output().unwrap();
         assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
         assert_eq!(mode(&mount.path("file")), 0o777, "{change}");
     }

@@ -53,8 +53,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if !self.stores_metadata() || !self.has_set_ids.load(Ordering::Relaxed) || !self.table.is_file(node) {
             return Ok(());
         }
-        let mode = self.known_metadata(node).and_then(|it| StoredAttributes::parse(&it).mode);
-        match mode.filter(|it| it & SET_IDS != 0) {
+        let metadata = self.current_metadata(node, &self.metadata_key(node)?)?;
+        match StoredAttributes::parse(&metadata).mode.filter(|it| it & SET_IDS != 0) {
             // Without permission to execute, the set-group-ID bit means something else.
             Some(mode) if mode & libc::S_IXGRP == 0 => self.set_mode(node, mode & !libc::S_ISUID),
             Some(mode) => self.set_mode(node, mode & !SET_IDS),

@@ -242,12 +242,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub(super) fn flush_staged(&self, number: u64, file: &StagedFile) -> FsResult<()> {
         let slot = self.table.handle(number).map_err(|_| not_open())?;
         let flags = slot.open_flags.load(Ordering::Relaxed).cast_signed();
-        if flags & libc::O_ACCMODE == libc::O_RDONLY {
-            // A reader that closes the file has nothing to store.
-            return Ok(());
-        }
-        let stored = self.store(file);
-        if stored.is_err() && file.is_lost() {
+        // A reader that closes the file has nothing to store.
+        let stored = if flags & libc::O_ACCMODE == libc::O_RDONLY { Ok(()) } else { self.store(file) };
+        if file.is_lost() {
             // From now on only this handle reports it, and the file can be opened again.
             slot.set(POISONED);
             if self.handles.remove(number).is_some() {
