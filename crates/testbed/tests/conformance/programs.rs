@@ -123,7 +123,7 @@ const WORKS: &[(&str, &str)] = &[
     ),
     (
         "vim with a backup",
-        "echo one > f; vim.tiny -u NONE -es -c 'set backup backupcopy=no' -c '%s/one/two/' -c wq f < /dev/null; test \"$(cat f f~)\" = \"$(printf 'two\\none')\"",
+        "echo one > f; vim.tiny -u NONE -es -c 'set backup backupcopy=no backupskip=' -c '%s/one/two/' -c wq f < /dev/null; test \"$(cat f f~)\" = \"$(printf 'two\\none')\"",
     ),
     ("ed", "echo one > f; printf '1s/one/two/\\nw\\nq\\n' | ed -s f; test \"$(cat f)\" = two"),
     (

@@ -72,16 +72,23 @@ impl Staging {
     }
 
     fn mount<'a>(&self, world: &World<'a>) -> SupervisedMount<'a> {
-        let argument = format!("--stage={}", self.directory.display());
-        world.mount_with(&Options { engine: &[&argument], ..Options::default() })
+        let directory = format!("--stage-dir={}", self.directory.display());
+        world.mount_with(&Options { mounter: &[&directory, "--stage-size-limit=1Gi"], ..Options::default() })
+    }
+
+    /// What a directory contains.
+    fn entries(directory: &Path) -> Vec<PathBuf> {
+        fs::read_dir(directory).unwrap().map(|it| it.unwrap().path()).collect()
+    }
+
+    /// The directories that engines made.
+    fn directories(&self) -> Vec<PathBuf> {
+        Self::entries(&self.directory.join("source"))
     }
 
     /// All staging files: contents, and the maps of their blocks.
     fn files(&self) -> Vec<PathBuf> {
-        let names = |directory: &Path| -> Vec<PathBuf> {
-            fs::read_dir(directory).unwrap().map(|it| it.unwrap().path()).collect()
-        };
-        let files: Vec<PathBuf> = names(&self.directory).iter().flat_map(|it| names(it)).collect();
+        let files: Vec<PathBuf> = self.directories().iter().flat_map(|it| Self::entries(it)).collect();
         assert!(!files.is_empty(), "nothing is staged");
         files
     }
@@ -126,7 +133,9 @@ fn files_that_were_removed_are_stored_by_the_engine_that_has_them_open() {
     assert!(world.store.object(BUCKET, "file").unwrap() == expected, "other bytes");
     assert!(mount.mounter().log_contains("removed a staging file"), "{}", mount.mounter());
     // The directory is made again for the next one.
-    fs::remove_dir_all(fs::read_dir(&staging.directory).unwrap().next().unwrap().unwrap().path()).unwrap();
+    for directory in staging.directories() {
+        fs::remove_dir_all(directory).unwrap();
+    }
     let file = OpenOptions::new().write(true).open(mount.path("file")).unwrap();
     file.write_all_at(b"more", 100).unwrap();
     mount.kill_engine();

@@ -142,10 +142,18 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// The attributes of a listed file. One object of each directory is asked about, so that the kernel keeps the attributes of
     /// a listing only where they are probably right.
     pub(in crate::front) fn with_listed_metadata(&self, node: u64, attributes: FileAttr) -> FileAttr {
-        let is_first = self.stores_metadata()
+        if self.stores_metadata()
             && attributes.kind == FileType::RegularFile
-            && self.metadata_key(node).is_ok_and(|key| self.metadata.is_first_beside(&key));
-        if is_first { self.with_fetched_metadata(node, attributes) } else { self.with_metadata(node, attributes) }
+            && !self.table.has(node, NEW)
+            && let Ok(key) = self.metadata_key(node)
+            && self.metadata.is_first_beside(&key)
+            && self.known_metadata(node).is_none()
+            && self.metadata.is_worth_asking(&key)
+        {
+            // The superblock does not know the inode before it is listed, so this tells of the directory, not of the file.
+            self.ask_for_headers(key);
+        }
+        self.with_metadata(node, attributes)
     }
 
     /// Looks at an object, for as long as attributes are worth it: a store that is away must not make every lookup slow.
