@@ -19,7 +19,7 @@ readonly PACKAGES=(
   ca-certificates                  # the S3 client refuses to start without any trust store
   git shellcheck                   # `make lint`
   python3 python3-venv             # `make docs`
-  rsync sqlite3 zip unzip python3-pip attr logrotate vim-tiny xz-utils patch ed # ordinary programs that the engine's tests run
+  rsync sqlite3 zip unzip python3-pip attr vim-tiny xz-utils patch ed # ordinary programs that the engine's tests run
 )
 
 is_installed() {

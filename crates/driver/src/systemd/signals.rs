@@ -130,7 +130,9 @@ impl Dispatcher {
 
     /// For the subscribers of all units.
     fn publish_changes(&self, unit: String, changed: &HashMap<String, OwnedVariant>) {
-        if let Some(status) = text(changed, "StatusText").filter(|it| !it.is_empty()) {
+        // A unit that is about to be restarted still has the text of its dead process.
+        let has_process = changed.get("MainPID").and_then(|it| u32::try_from(&**it).ok()) != Some(0);
+        if let Some(status) = text(changed, "StatusText").filter(|it| has_process && !it.is_empty()) {
             let (unit, text) = (unit.clone(), status.to_owned());
             // Fails without subscribers, which is fine.
             let _ = self.changes.send(Change::Status { unit, text });
@@ -211,6 +213,24 @@ mod tests {
         assert_eq!(watched("ActiveState", "active").as_deref(), Some("active"));
         assert_eq!(watched("ActiveState", "failed").as_deref(), Some("failed"));
         assert_eq!(watched("StatusText", "engines=2").as_deref(), Some("engines=2"));
+    }
+
+    #[test]
+    fn the_status_text_of_a_dead_process_is_ignored() {
+        let dispatcher = Dispatcher::new();
+        let mut changes = dispatcher.changes();
+        let dispatch = |process: u32| {
+            let changed =
+                HashMap::from([("StatusText", Variant::new("engines=2")), ("MainPID", Variant::new(process))]);
+            let changed = Message::signal(unit_path("a.service").as_str(), connection::PROPERTIES, "PropertiesChanged")
+                .build(&("org.freedesktop.systemd1.Service", changed, Vec::<String>::new()));
+            dispatcher.dispatch(&changed.unwrap());
+        };
+        dispatch(0);
+        assert!(changes.try_recv().is_err());
+        dispatch(7);
+        let text = "engines=2".to_owned();
+        assert_eq!(changes.try_recv().unwrap(), Change::Status { unit: "a.service".to_owned(), text });
     }
 
     #[test]

@@ -181,10 +181,6 @@ const WORKS: &[(&str, &str)] = &[
         "mkdir -p $OUTSIDE/p/DEBIAN $OUTSIDE/p/usr/bin; printf 'Package: p\\nVersion: 1\\nArchitecture: all\\nMaintainer: m\\nDescription: d\\n' > $OUTSIDE/p/DEBIAN/control; printf '#!/bin/sh\\necho ran\\n' > $OUTSIDE/p/usr/bin/p; chmod 755 $OUTSIDE/p/usr/bin/p; ln -s p $OUTSIDE/p/usr/bin/q; dpkg-deb --root-owner-group -b $OUTSIDE/p p.deb > /dev/null; dpkg-deb -x p.deb x; test \"$(x/usr/bin/q)\" = ran",
     ),
     (
-        "logrotate",
-        "chmod go-w .; printf '%s {\\n su root root\\n rotate 2\\n create\\n}\\n%s {\\n su root root\\n rotate 2\\n copytruncate\\n compress\\n}\\n' $PWD/a.log $PWD/b.log > $OUTSIDE/conf; echo one > a.log; echo one > b.log; logrotate -f -s $OUTSIDE/state $OUTSIDE/conf; echo two >> a.log; echo two >> b.log; test \"$(cat a.log a.log.1)\" = \"$(printf 'two\\none')\"; test \"$(cat b.log)\" = two; test \"$(zcat b.log.1.gz)\" = one",
-    ),
-    (
         "python zipfile",
         "python3 -c \"import zipfile, os\nz = zipfile.ZipFile('z', 'w'); z.writestr('a', os.urandom(100000)); z.close()\nz = zipfile.ZipFile('z', 'a'); z.writestr('b', 'two'); z.close()\nz = zipfile.ZipFile('z'); assert z.testzip() is None and z.read('b') == b'two'\"",
     ),

@@ -21,6 +21,8 @@ fn shell(script: &str, arguments: &[&Path]) -> Child {
 
 /// A network as systemd sees it: a service before `network.target`, which lists the running units when it is stopped.
 fn start_network(running: &Path) {
+    // systemd creates it for its first transient unit.
+    fs::create_dir_all(UNIT_FILES).unwrap();
     fs::write(format!("{UNIT_FILES}/network.target"), "[Unit]\nDescription=Network\n").unwrap();
     let list = format!("ls /sys/fs/cgroup/system.slice >{0}.draft && mv {0}.draft {0}", running.display());
     let service = format!(
