@@ -26,7 +26,8 @@ enum Origin {
     OwnArguments { arguments: Vec<OsString>, credentials_file: Option<PathBuf> },
 }
 
-/// Directories on disk that engines of a mount get, whatever paths the request names.
+/// Directories on disk that engines of a mount get, whatever paths the request names. Without a staging directory here, that of the
+/// request is used: the node plugin sends none that a volume names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineDirectories<'a> {
     pub cache: Option<&'a Path>,
@@ -81,9 +82,7 @@ impl TryFrom<MountRequest> for Launch {
         }
         let env = env.iter().enumerate().map(|(index, entry)| variable(index + 1, entry)).collect::<Result<_, _>>()?;
         let wants_cache = args.iter().any(|it| is_option(it, CACHE));
-        let is_managed = |it: &str| {
-            is_option(it, CACHE) || is_option(it, STAGE_OPTION) || it == FOREGROUND || it == FOREGROUND_SHORT
-        };
+        let is_managed = |it: &str| is_option(it, CACHE) || it == FOREGROUND || it == FOREGROUND_SHORT;
         let mut args: Vec<String> = args.into_iter().filter(|it| !is_managed(it)).collect();
         args.sort_unstable();
         Ok(Self(Origin::Request { bucket: bucket_name, args, env, wants_cache, ca_bundle: None }))
@@ -162,6 +161,7 @@ impl Launch {
                 args.retain(|it| !is_option(it, MAX_STAGE_SIZE_OPTION));
                 args.push(format!("{MAX_STAGE_SIZE_OPTION}={size}"));
             }
+            args.retain(|it| !is_option(it, STAGE_OPTION));
             args.push(format!("{STAGE_OPTION}={}", path.display()));
         }
         args.sort_unstable();
@@ -261,6 +261,9 @@ mod tests {
         check_stage(&["--stage=/etc", "--max-stage-size=20"], &["--max-stage-size=20", "--stage=/s/1"]);
         check_stage(&["--max-stage-size=101", "--stage"], &["--max-stage-size=100", "--stage=/s/1"]);
         check_stage(&["--max-stage-size=much"], &["--max-stage-size=much", "--stage=/s/1"]);
+        // A mounter without a staging directory leaves both as they are.
+        let given = ["--max-stage-size=101", "--stage=/theirs"];
+        check(&given, None, &["b", "/dev/fd/7", given[0], given[1], "--foreground"]);
     }
 
     #[track_caller]
