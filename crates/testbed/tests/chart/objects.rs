@@ -220,7 +220,8 @@ fn certificates_are_where_engines_need_them() {
     let daemon = render(&settings("daemon"));
     assert_eq!(namespaces(&daemon), [NAMESPACE]);
     let mounter = &daemon.get("DaemonSet", "s3-csi-mounter")["spec"]["template"]["spec"];
-    assert_eq!(mounter["volumes"][2]["configMap"]["name"], "private-ca");
+    let certificates = mounter["volumes"].as_array().unwrap().iter().find(|it| it["name"] == "custom-ca-cert").unwrap();
+    assert_eq!(certificates["configMap"]["name"], "private-ca");
 }
 
 /// Every further view of kubelet's directory would hold on to the mounts beneath it.
