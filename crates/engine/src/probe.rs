@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn a_refusal_says_which_part_of_the_credentials_is_wrong() {
         check("InvalidAccessKeyId", "does not know the access key");
-        check("SignatureDoesNotMatch", "the secret key does not belong");
+        check("SignatureDoesNotMatch", "the secret key does not match");
         check("AccessDenied", "no permission to list bucket \"logs\"");
         check("AllAccessDisabled", "no permission to list");
     }
