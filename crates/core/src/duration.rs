@@ -53,6 +53,7 @@ mod tests {
         check("1m30s", Ok(90_000));
         check("500ms", Ok(500));
         check("1.5h", Ok(5_400_000));
+        check("24h", Ok(86_400_000));
         check("", Err("\"\" is not between 1ns and 24h"));
         check("0s", Err("\"0s\" is not between 1ns and 24h"));
         check("-1s", Err("\"-1s\" is not between 1ns and 24h"));

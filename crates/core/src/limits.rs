@@ -128,6 +128,7 @@ mod tests {
         check_cpu("2", Some(2000));
         check_cpu("0.5", Some(500));
         check_cpu("1.25", Some(1250));
+        check_cpu("1.234", Some(1234));
         for wrong in ["", "0", "0m", "m", "-1", "1.2345", "1.x", "1,5", "."] {
             check_cpu(wrong, None);
         }

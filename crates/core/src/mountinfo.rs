@@ -240,6 +240,7 @@ mod tests {
         let at = |text: &str| check(&format!("1 2 0:3 / {text} rw - fuse x rw")).at;
         assert_eq!(at(r"/a\040b\011c\012d\134e\043f"), Path::new("/a b\tc\nd\\e#f"));
         assert_eq!(at(r"/a\134040b"), Path::new(r"/a\040b"));
+        assert_eq!(at(r"/a\047\170"), Path::new("/a'x"));
         assert_eq!(at(r"/not\escaped\09\4000\"), Path::new(r"/not\escaped\09\4000\"));
         assert_eq!(at("/ünïcødé-🪣"), Path::new("/ünïcødé-🪣"));
     }

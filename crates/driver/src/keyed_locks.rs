@@ -63,12 +63,20 @@ mod tests {
     #[test]
     fn waiting_ends_at_the_deadline_or_with_the_lock() {
         let locks = KeyedLocks::default();
-        let first = locks.try_lock("a").unwrap();
-        assert!(locks.lock("a", Instant::now()).is_none());
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| locks.lock("a", Instant::now() + Duration::from_mins(1)).is_some());
-            drop(first);
-            assert!(waiter.join().unwrap());
-        });
+        // Often enough that the waiter comes before and after the release.
+        for _ in 0..200 {
+            let first = locks.try_lock("a").unwrap();
+            assert!(locks.lock("a", Instant::now()).is_none());
+            let (started, starts) = std::sync::mpsc::channel();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| {
+                    started.send(()).unwrap();
+                    locks.lock("a", Instant::now() + Duration::from_mins(1)).is_some()
+                });
+                starts.recv().unwrap();
+                drop(first);
+                assert!(waiter.join().unwrap());
+            });
+        }
     }
 }

@@ -134,6 +134,12 @@ mod tests {
         );
     }
 
+    #[test]
+    fn names_of_sources_have_at_most_255_characters() {
+        assert!("s".repeat(MAX_NAME_BYTES).parse::<SourceName>().is_ok());
+        assert!("s".repeat(MAX_NAME_BYTES + 1).parse::<SourceName>().is_err());
+    }
+
     #[track_caller]
     fn check_wire(wire: &str, expected: &MountRequest) {
         assert_eq!(&serde_json::from_str::<MountRequest>(wire).unwrap(), expected);

@@ -277,6 +277,9 @@ mod tests {
     #[test]
     fn refused_requests() {
         refuse("", &[], &[], "bucket name \"\" must not be empty");
+        let longest = "b".repeat(MAX_BUCKET_BYTES);
+        Launch::try_from(request(&longest, &[], &[])).unwrap();
+        refuse(&format!("{longest}b"), &[], &[], &format!("bucket name {longest:?} is too long"));
         refuse("-x", &[], &[], "bucket name \"-x\" must not look like an argument");
         refuse("a b", &[], &[], "bucket name \"a b\" must not contain white space or control characters");
         refuse("a\0", &[], &[], "bucket name \"a\\0\" must not contain white space or control characters");

@@ -131,6 +131,7 @@ mod tests {
         let text = tail.into_text();
         assert!(text.starts_with("line 9"), "{}", &text[..20]);
         assert!(text.ends_with("line 99999"));
+        assert!(MAX_TAIL_BYTES - 20 < text.len(), "{} bytes", text.len());
     }
 
     #[test]

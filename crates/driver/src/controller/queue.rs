@@ -224,6 +224,28 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_key_is_retried_after_its_pause() {
+        let queue = Queue::default();
+        queue.add("a", NOW);
+        assert_eq!(due(&queue), ["a"]);
+        let before = Instant::now();
+        let pause = queue.failed(&"a");
+        assert!(FIRST_RETRY / 2 <= pause && pause <= FIRST_RETRY, "{pause:?}");
+        assert_eq!(queue.depth(before).later, 1);
+        assert_eq!(queue.lock().take(before + FIRST_RETRY * 100), Ok("a"));
+    }
+
+    #[test]
+    fn the_key_that_has_been_running_longest_counts() {
+        let (queue, start) = (Queue::default(), Instant::now());
+        for (key, seconds) in [("a", 10), ("b", 20)] {
+            queue.add(key, NOW);
+            assert_eq!(queue.lock().take(start + Duration::from_secs(seconds)), Ok(key));
+        }
+        assert_eq!(queue.longest_running_since(), Some(start + Duration::from_secs(10)));
+    }
+
+    #[test]
     fn pauses_grow_to_thirty_seconds_and_differ() {
         assert_eq!(pause(1, 0), Duration::from_millis(125));
         assert_eq!(pause(1, 500), Duration::from_micros(187_500));
@@ -242,5 +264,23 @@ mod tests {
         tokio::task::yield_now().await;
         queue.add("a", Duration::from_millis(5));
         assert_eq!(waiting.await.unwrap(), "a");
+    }
+
+    #[tokio::test]
+    async fn a_waiting_worker_is_woken_when_a_key_that_was_added_meanwhile_is_done() {
+        let queue = std::sync::Arc::new(Queue::default());
+        queue.add("a", NOW);
+        assert_eq!(queue.next().await, "a");
+        queue.add("a", NOW);
+        let waiting = {
+            let queue = queue.clone();
+            tokio::spawn(async move { queue.next().await })
+        };
+        // It finds nothing that is due, however often it was woken before.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        queue.done(&"a", None);
+        assert_eq!(tokio::time::timeout(Duration::from_secs(30), waiting).await.unwrap().unwrap(), "a");
     }
 }

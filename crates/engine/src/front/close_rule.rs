@@ -159,6 +159,16 @@ mod tests {
     }
 
     #[test]
+    fn the_first_that_closes_before_anything_is_written_is_the_opener() {
+        let rule = invisible();
+        assert!(completes(&rule, 0, SHELL, 0));
+        assert!(completes(&rule, 0, COMMAND, 0), "there is nothing to complete");
+        rule.wrote(Some(COMMAND));
+        assert!(!completes(&rule, 0, COMMAND, 10));
+        assert!(completes(&rule, 0, SHELL, 10));
+    }
+
+    #[test]
     fn a_successor_applies_the_recorded_rule() {
         let rule = invisible();
         completes(&rule, 0, SHELL, 0);

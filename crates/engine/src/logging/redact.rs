@@ -60,7 +60,9 @@ mod tests {
     #[test]
     fn everything_else_is_logged_as_it_is() {
         let list = "SignedHeaders=host;x-amz-date;x-amz-security-token, Signature=1";
-        for message in ["", "ünïcødé", list, "x-amz-security-token\ne3b0c442"] {
+        let names = "x-amz-date x-amz-security-token host";
+        for message in ["", "ünïcødé", list, names, "x-amz-security-token\ne3b0c442", "x-amz-security-token:\nhost:s3"]
+        {
             check(message, message);
         }
     }

@@ -174,7 +174,10 @@ fn an_engine_serves_on_when_its_node_has_gone() {
     let mut client = mounter.request(&gate.served(), pipe.writer);
     client.expect(&Answer::Ready);
     drop(client);
-    mounter.connect().finish();
+    // The mounter has seen the end of the connection when it has served a later one.
+    let mut later = mounter.connect();
+    later.finish();
+    assert_eq!(later.failure(), "the connection was closed without a mount request");
     assert_eq!(mounter.engines().len(), 1);
     gate.open();
     expect_closed(&pipe.reader);

@@ -202,7 +202,7 @@ async fn c16_a_mountpoint_pod_of_another_version_gets_no_workload() {
     world.check(&[&a, &b], &OWN_POD_EACH).await;
 }
 
-/// An attachment as drivers before us wrote it.
+/// An attachment as earlier drivers wrote it.
 pub async fn legacy_attachment(world: &World, entries: Value) {
     let attachment = json!({
         "apiVersion": format!("{}/v2", world.driver),
@@ -222,10 +222,10 @@ pub async fn legacy_attachment(world: &World, entries: Value) {
 }
 
 #[tokio::test]
-async fn attachments_of_drivers_before_us_are_used_and_not_duplicated() {
+async fn attachments_of_earlier_drivers_are_used_and_not_duplicated() {
     let world = World::shared("legacy").await;
     world.volume("pv").await;
-    // Its workload runs, and its Mountpoint Pod is of the version before us.
+    // Its workload runs, and its Mountpoint Pod is of an earlier version.
     let a = world.workload("a", WorkloadOptions { node: None, ..plain() }).await;
     world.set_phase(&a, "Running").await;
     let pod = world.pod_of(&a, "pv");

@@ -104,7 +104,7 @@ fn unpublish_of_one_target_leaves_the_frozen_engine_to_the_other() {
 }
 
 #[test]
-fn the_next_publish_replaces_a_frozen_engine() {
+fn a_publish_waits_until_the_supervisor_has_replaced_a_frozen_engine() {
     let fixture = Fixture::new("hung-publish");
     let world = World::start(&fixture);
     let target = world.publish(&volume(1));

@@ -107,7 +107,7 @@ fn every_right_is_used_none_is_missing_and_other_nodes_are_out_of_reach() {
     wait_for("the taint is gone", || world.runtime.block_on(world.cluster.taints(&world.node_name)) == ["other"]);
     let granted = granted(&yaml);
     let conditions = || used().0.contains("patch /pods/status") && used().0.contains("create events.k8s.io/events");
-    wait_for("everybody was told", conditions);
+    wait_for("the condition and the Event are written", conditions);
     // The audit log has a watch when it ends.
     world.stop_node();
     wait_for("every right was used", || granted.is_subset(&used().0));

@@ -17,7 +17,7 @@ on_both_servers!(
     a_retained_volume_stays,
     everything_is_deleted_if_so_agreed,
     ids_of_others_are_refused,
-    volumes_of_the_driver_before_us,
+    volumes_of_the_earlier_driver,
 );
 
 fn an_empty_volume_is_deleted_and_deleted_again(world: &World) {
@@ -156,7 +156,7 @@ fn ids_of_others_are_refused(world: &World) {
     assert_eq!(world.buckets(), ["precious"]);
 }
 
-fn volumes_of_the_driver_before_us(world: &World) {
+fn volumes_of_the_earlier_driver(world: &World) {
     let earlier = "csi-s3-6b8f2f0e-6f0f-4f3c-8a51-0a4d8a0f3f3b";
     world.create_bucket(earlier, world.store.account());
     world.put_into(earlier, "file", b"content");

@@ -138,10 +138,10 @@ fn a_driver_without_keys_needs_secrets(world: &World) {
 }
 
 #[test]
-fn a_directory_without_a_mounter_is_unavailable() {
+fn a_store_that_is_not_there_is_unavailable() {
     let world = in_process_with("no-account", Config::default());
     let mut provisioning = world.provisioning();
-    // Nothing listens on the first of all ports.
+    // Nothing listens on port 1.
     provisioning.set_endpoint("http://127.0.0.1:1");
     let _controller = provisioning.start();
     check_refused(provisioning.create(request("pvc-1", &[])), Code::Unavailable, "Connection refused");
