@@ -72,16 +72,18 @@ fn property(unit: &str, name: &str) -> String {
 }
 
 #[track_caller]
-fn wait_for_restarts(unit: &str, count: usize) {
+fn wait_for_restarts(unit: &str, count: u64) {
     wait_for("systemd has started the unit again", || {
         property(unit, "NRestarts") == count.to_string() && property(unit, "ActiveState") == "active"
     });
 }
 
-/// Kills three times while a reader and a writer work.
+const KILLS: u64 = 3;
+
+/// Kills three times while a reader and a writer work. The node counts at least so many pauses: it misses those that systemd
+/// reports while the connection to it is lost.
 #[track_caller]
-fn check_pause(name: &str, kill: impl Fn(&World<'_>, &str)) {
-    const KILLS: usize = 3;
+fn check_pause(name: &str, least_counted: u64, kill: impl Fn(&World<'_>, &str)) {
     let fixture = Fixture::new(name);
     let mut world = World::prepare_beside_systemd(&fixture);
     world.start_node_with(&HEALTH);
@@ -111,7 +113,9 @@ fn check_pause(name: &str, kill: impl Fn(&World<'_>, &str)) {
     world.publish(&volume(1));
     assert_eq!((only_unit(), device(&target)), (unit, mount));
     assert!(!world.node().log_contains("EngineRemounted"));
-    wait_for("the node counts the pauses", || world.figure("s3csi_engine_stall_seconds_count") == KILLS as u64);
+    let counted = || world.figure("s3csi_engine_stall_seconds_count");
+    wait_for("the node counts the pauses", || counted() >= least_counted);
+    assert!(counted() <= KILLS, "{} pauses were counted", counted());
     assert_eq!(world.figure("s3csi_engine_deaths_total"), 0);
     world.unpublish(&volume(1));
     world.check_nothing_left();
@@ -120,21 +124,21 @@ fn check_pause(name: &str, kill: impl Fn(&World<'_>, &str)) {
 #[test]
 fn a_killed_supervisor_is_a_pause() {
     beside_systemd(|| {
-        check_pause("systemd-supervisor", |world, _| kill_process(world.engine(), Signal::KILL).unwrap());
+        check_pause("systemd-supervisor", KILLS, |world, _| kill_process(world.engine(), Signal::KILL).unwrap());
     });
 }
 
 #[test]
 fn a_killed_unit_is_a_pause() {
     beside_systemd(|| {
-        check_pause("systemd-unit", |_, unit| drop(systemctl(&["kill", "--signal=KILL", unit])));
+        check_pause("systemd-unit", KILLS, |_, unit| drop(systemctl(&["kill", "--signal=KILL", unit])));
     });
 }
 
 #[test]
 fn a_unit_outlives_a_reloaded_and_a_reexecuted_systemd() {
     beside_systemd(|| {
-        check_pause("systemd-reexecuted", |_, unit| {
+        check_pause("systemd-reexecuted", 0, |_, unit| {
             systemctl(&["daemon-reload"]);
             systemctl(&["daemon-reexec"]);
             systemctl(&["kill", "--signal=KILL", unit]);

@@ -79,7 +79,9 @@ impl UnitCache {
         let mut map = self.0.lock();
         let Some(cached) = map.get_mut(unit) else { return false };
         cached.engines = 1;
-        cached.killed.replace(Instant::now()).is_none()
+        let is_new = cached.killed.is_none();
+        cached.killed.get_or_insert_with(Instant::now);
+        is_new
     }
 
     /// How long a restarted unit did not serve its mount, once.
