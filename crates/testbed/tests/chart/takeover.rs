@@ -83,6 +83,9 @@ fn an_upgrade_does_not_silently_end_provisioning() {
     let containers = &controller["spec"]["template"]["spec"]["containers"];
     assert!(elements(containers).any(|it| it["name"] == "csi-provisioner"), "{containers}");
     cluster.our_chart("upgrade", &["--reuse-values", "--set", "sidecars.csiProvisioner.enabled=false"]).unwrap();
+    let controller = cluster.get("deployment", "s3-csi-controller");
+    let containers = &controller["spec"]["template"]["spec"]["containers"];
+    assert!(elements(containers).all(|it| it["name"] != "csi-provisioner"), "{containers}");
 }
 
 fn node(cluster: &Cluster) -> Value {
@@ -119,5 +122,6 @@ fn own_service_accounts_must_exist_and_need_no_token_of_their_own() {
     let create = ["create", "serviceaccount", "own", "--namespace", chart::NAMESPACE];
     cluster.control_plane.kubectl(&create).unwrap();
     cluster.our_chart("install", &own).unwrap();
+    assert_eq!(node(&cluster)["serviceAccountName"], "own");
     assert_eq!(node(&cluster)["automountServiceAccountToken"], true);
 }

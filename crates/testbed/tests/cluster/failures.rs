@@ -70,7 +70,7 @@ fn options_that_cannot_be_used_are_named() {
     let regions = Workload::new("two-regions", "two-regions");
     owned.create();
     regions.create();
-    failed_mount(&owned, &["uid"]);
+    failed_mount(&owned, &["mount option --uid=0 is not possible"]);
     failed_mount(&regions, &["mount option --region is given more than once", "keep one of them"]);
     owned.delete();
     regions.delete();

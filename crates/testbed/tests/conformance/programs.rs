@@ -249,12 +249,13 @@ const WORKS_STAGED: &[(&str, &str)] = &[
     ("copy", "head -c 12000000 /dev/urandom > $OUTSIDE/a; cp -p $OUTSIDE/a f; cmp f $OUTSIDE/a; cp f g; cmp f g"),
 ];
 
-const REFUSED: &[(&str, &str)] = &[
-    ("hard link", "echo 1 > f; ln f g"),
-    ("named pipe", "mkfifo p"),
-    ("fallocate(2)", "fallocate -l 10000 f"),
-    ("punch a hole", "head -c 10000 /dev/zero > f; fallocate --punch-hole -o 0 -l 4096 f"),
-    ("other extended attributes", "echo 1 > f; setfattr -n trusted.a -v b f"),
+/// Name, script, and the program that reports the refusal.
+const REFUSED: &[(&str, &str, &str)] = &[
+    ("hard link", "echo 1 > f; ln f g", "ln: "),
+    ("named pipe", "mkfifo p", "mkfifo: "),
+    ("fallocate(2)", "fallocate -l 10000 f", "fallocate: "),
+    ("punch a hole", "head -c 10000 /dev/zero > f; fallocate --punch-hole -o 0 -l 4096 f", "fallocate: "),
+    ("other extended attributes", "echo 1 > f; setfattr -n trusted.a -v b f", "setfattr: "),
 ];
 
 fn run(world: &World, directory: &Path, script: &str) -> Output {
@@ -296,10 +297,12 @@ fn programs_that_go_back_in_large_files_work(world: &World) {
 
 fn what_an_object_store_cannot_do_is_refused(world: &World) {
     let mount = world.mount();
-    for (number, (name, script)) in REFUSED.iter().enumerate() {
+    for (number, (name, script, program)) in REFUSED.iter().enumerate() {
         let directory = mount.path(&format!("{number}"));
         fs::create_dir(&directory).unwrap();
-        assert!(!run(world, &directory, script).status.success(), "{name}");
+        let output = run(world, &directory, script);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && errors.starts_with(program), "{name}: {errors}");
     }
     mount.unmount();
 }

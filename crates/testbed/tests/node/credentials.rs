@@ -156,9 +156,9 @@ fn a_wrong_secret_is_refused_with_the_stores_message() {
     let fixture = Fixture::new("credentials-wrong");
     let world = World::start(&fixture);
     let account = world.store.account().clone();
-    for (id, key) in [(account.access_key.as_str(), "wrong"), ("unknown", "wrong")] {
-        let volume = volume(1).with_secret(id, key);
-        let words = ["Could not mount", BUCKET, PV];
+    for (id, message) in [(account.access_key.as_str(), "SignatureDoesNotMatch"), ("unknown", "InvalidAccessKeyId")] {
+        let volume = volume(1).with_secret(id, "wrong");
+        let words = ["Could not mount", BUCKET, PV, message];
         check_refused(world.try_publish(&volume), Code::Unauthenticated, &words);
         world.check_nothing_left();
     }

@@ -106,5 +106,8 @@ fn group_zero_is_served_without_our_defaults() {
     let volume = CsiVolume { fs_group: "0".to_owned(), ..volume(1) };
     let target = world.publish(&volume);
     assert!(can_use(&target, 0, 0));
+    // With the defaults of other groups, the directory would have mode 770 and let members in.
+    assert_eq!(ownership(&target).0, 0o755);
+    assert!(!can_use(&target, USER, 0), "a member of group 0");
     world.unpublish(&volume);
 }

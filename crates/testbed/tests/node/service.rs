@@ -125,6 +125,8 @@ fn registration_can_be_left_to_a_sidecar() {
     let fixture = Fixture::new("service-no-registration");
     let mut world = World::prepare(&fixture);
     world.start_node_with(&["--registration", "off"]);
+    // Written after the registration socket would have been created.
+    world.node().wait_for_log("serving driver=");
     assert!(!world.plugin.registration_socket().exists());
 }
 

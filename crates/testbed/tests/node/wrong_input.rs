@@ -9,11 +9,11 @@ use s3csi_driver::csi::proto::{
     NodeExpandVolumeRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnstageVolumeRequest, VolumeCapability,
 };
-use s3csi_s3_server::store::SECRET_MARK;
+use s3csi_s3_server::store::{SECRET_MARK, Store as _};
 use s3csi_testbed::fixture::Fixture;
 use tonic::Code;
 
-use crate::world::{World, check_refused, volume};
+use crate::world::{BUCKET, World, check_refused, volume};
 
 /// Sends a request that is fine but for one thing.
 #[track_caller]
@@ -222,8 +222,14 @@ fn blocked_options_are_left_out_and_the_log_says_why() {
     volume.mount_options.extend(blocked.map(str::to_owned));
     let target = world.publish(&volume);
     std::fs::write(target.join("file"), "x").unwrap();
+    assert_eq!(world.store.object(BUCKET, "file").as_deref(), Some(b"x".as_slice()));
+    let log = world.node().errors();
     for option in ["--endpoint-url", "--profile", "-o", "--user-agent-prefix", "--endpoint"] {
-        assert!(world.node().log_contains(&format!("option=\"{option}\"")), "{option}");
+        let line = log.lines().find(|it| it.contains(&format!("option=\"{option}\"")));
+        assert!(
+            line.is_some_and(|it| it.contains("mount option ignored") && it.contains("reason=")),
+            "{option}: {log}"
+        );
     }
     world.unpublish(&volume);
     world.check_nothing_left();

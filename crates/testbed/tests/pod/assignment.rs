@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::plugin::PluginStrategy;
+use s3csi_testbed::wait::wait_for;
 use serde_json::json;
 use tonic::Code;
 
@@ -138,14 +139,16 @@ fn a_wait_asks_the_api_server_nothing() {
     check(&world, &["does not exist"]);
     let pod = world.pod_name(1);
     let is_about_us = |uri: &str| uri.contains(&pod) || uri.contains(&format!("spec.nodeName%3D{}&", world.node_name));
-    let asked: Vec<String> = control_plane()
-        .audit()
-        .into_iter()
-        .filter(|it| it.verb != "watch" && is_about_us(&it.request_uri))
-        .map(|it| format!("{} {}", it.verb, it.request_uri))
-        .collect();
+    let asked = || -> Vec<String> {
+        let requests = control_plane().audit().into_iter();
+        let requests = requests.filter(|it| it.verb != "watch" && is_about_us(&it.request_uri));
+        requests.map(|it| format!("{} {}", it.verb, it.request_uri)).collect()
+    };
+    // The audit log is written a moment after the answer.
+    wait_for("the one question is in the audit log", || asked().iter().any(|it| it.starts_with("get ")));
+    let asked = asked();
     let gets = asked.iter().filter(|it| it.starts_with("get ")).count();
-    assert!(gets <= 1 && asked.len() <= 3, "{asked:#?}");
+    assert!(gets == 1 && asked.len() <= 3, "{asked:#?}");
 }
 
 #[test]

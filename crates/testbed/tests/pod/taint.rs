@@ -94,6 +94,10 @@ fn other_strategies_remove_it_too_and_trust_the_csinode_if_a_sidecar_registers()
     world.start_node_with(&["--registration", "off", "--kubeconfig", kubeconfig.to_str().unwrap()]);
     world.node().wait_for_log("taint stays until kubelet has registered the driver");
     world.runtime.block_on(world.cluster.write_csi_node(&world.node_name, &["other.example.com"]));
+    // The plugin logs this each time it has read the CSINode in vain. The first reading from now on may have begun before.
+    let readings = || world.node().errors().matches("taint stays until kubelet has registered the driver").count();
+    let before = readings();
+    wait_for("the plugin has read the CSINode", || before + 2 <= readings());
     assert_eq!(world.taints(), [TAINT]);
     world.runtime.block_on(world.cluster.write_csi_node(&world.node_name, &["other.example.com", DRIVER_NAME]));
     world.wait_for_taints(&[]);

@@ -204,4 +204,6 @@ fn health_is_that_of_the_socket() {
     let address = rest.split_whitespace().next().unwrap();
     let ask = |path: &str| s3csi_testbed::http::get(address, path);
     assert_eq!((ask("/healthz").status, ask("/readyz").status), (200, 200));
+    std::fs::remove_file(provisioning.socket()).unwrap();
+    assert_eq!((ask("/healthz").status, ask("/readyz").status), (503, 503));
 }

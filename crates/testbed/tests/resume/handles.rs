@@ -179,8 +179,16 @@ fn a_disk_cache_is_used_on() {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).unwrap();
     assert!(bytes == content, "other bytes");
+    // Neither the page cache nor the store answers then.
+    let reads_from_the_disk_cache = || {
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        world.store.forget_requests();
+        assert!(fs::read(mount.path("file")).unwrap() == content, "other bytes");
+        world.store.count(S3Operation::GetObject) == 0
+    };
+    wait_for("the disk cache has the file", reads_from_the_disk_cache);
     mount.kill_engine();
-    assert!(fs::read(mount.path("file")).unwrap() == content, "other bytes");
+    assert!(reads_from_the_disk_cache(), "the next engine does not use the cache");
     bytes.clear();
     file.seek(SeekFrom::Start(0)).unwrap();
     file.read_to_end(&mut bytes).unwrap();

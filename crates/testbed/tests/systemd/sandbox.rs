@@ -2,11 +2,13 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::Path;
 
 use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::noise::noise;
 use s3csi_testbed::systemd::{beside_systemd, systemctl};
+use s3csi_testbed::wait::wait_for;
 
 use crate::world::{BUCKET, World, names_in, only_unit, volume};
 
@@ -83,6 +85,7 @@ fn a_cache_is_in_a_directory_of_our_own_for_root_only_and_gone_with_its_volume()
         let mode = fs::metadata(cache).unwrap_or_else(|error| panic!("{cache}: {error}")).mode();
         assert_eq!(mode & 0o7777, 0o700, "{cache}");
         world.unpublish(&cached);
+        wait_for("the cache is removed", || !Path::new(cache).exists());
         world.check_nothing_left();
     });
 }
