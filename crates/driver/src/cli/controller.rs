@@ -153,6 +153,8 @@ pub struct ControllerArgs {
     stop_after: Option<Failpoint>,
 }
 
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 impl ControllerArgs {
     pub fn run(self) -> anyhow::Result<()> {
         // No `..`: an unused flag does not compile.
@@ -188,13 +190,9 @@ impl ControllerArgs {
         let new_workloads = if strategy == Strategy::Pod { NewWorkloads::Attached } else { NewWorkloads::LeftAlone };
         let gives_pods = strategy == Strategy::Pod || draining.contains(&Strategy::Pod);
         check_purpose(gives_pods, &provisioning, &mountpoint_image)?;
-        let driver_version = env!("CARGO_PKG_VERSION").to_owned();
         let identity = set(identity).map_or_else(own_name, Ok)?;
 
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()
-            .context("failed to start the async runtime")?;
+        let runtime = tokio::runtime::Runtime::new().context("failed to start the async runtime")?;
         runtime.block_on(async {
             let metrics = Arc::new(ControllerMetrics::new());
             let stopping = Stopping::new(shutdown_signal()?);
@@ -231,15 +229,12 @@ impl ControllerArgs {
                         namespace: mountpoint_namespace,
                         image: mountpoint_image,
                         image_pull_policy: set(mountpoint_image_pull_policy),
-                        image_pull_secrets: mountpoint_image_pull_secrets
-                            .into_iter()
-                            .filter(|it| !it.is_empty())
-                            .collect(),
+                        image_pull_secrets: without_empty(mountpoint_image_pull_secrets),
                         command: mountpoint_container_command,
-                        mounter_arguments: mounter_arguments.into_iter().filter(|it| !it.is_empty()).collect(),
+                        mounter_arguments: without_empty(mounter_arguments),
                         priority_class: set(mountpoint_priority_class_name),
-                        mountpoint_version: set(mountpoint_version).unwrap_or_else(|| driver_version.clone()),
-                        driver_version,
+                        mountpoint_version: set(mountpoint_version).unwrap_or_else(|| VERSION.to_owned()),
+                        driver_version: VERSION.to_owned(),
                         ca_config_map: set(tls_ca_cert_configmap),
                         default_resources: mountpoint_resources.defaults(),
                         stage: mountpoint_stage_size_limit,
@@ -254,7 +249,7 @@ impl ControllerArgs {
                 };
                 tracing::info!(
                     driver = driver_name,
-                    version = env!("CARGO_PKG_VERSION"),
+                    version = VERSION,
                     identity = settings.identity,
                     "controller started"
                 );
@@ -266,6 +261,11 @@ impl ControllerArgs {
             tokio::try_join!(pods, volumes).map(drop)
         })
     }
+}
+
+/// The chart passes an empty value for a list without entries.
+fn without_empty(values: Vec<String>) -> Vec<String> {
+    values.into_iter().filter(|it| !it.is_empty()).collect()
 }
 
 /// Without a purpose it would wait for ever and do nothing.

@@ -220,11 +220,11 @@ mod tests {
         let dispatcher = Dispatcher::new();
         let mut changes = dispatcher.changes();
         let dispatch = |process: u32| {
-            let changed =
+            let properties =
                 HashMap::from([("StatusText", Variant::new("engines=2")), ("MainPID", Variant::new(process))]);
-            let changed = Message::signal(unit_path("a.service").as_str(), connection::PROPERTIES, "PropertiesChanged")
-                .build(&("org.freedesktop.systemd1.Service", changed, Vec::<String>::new()));
-            dispatcher.dispatch(&changed.unwrap());
+            let signal = Message::signal(unit_path("a.service").as_str(), connection::PROPERTIES, "PropertiesChanged")
+                .build(&("org.freedesktop.systemd1.Service", properties, Vec::<String>::new()));
+            dispatcher.dispatch(&signal.unwrap());
         };
         dispatch(0);
         assert!(changes.try_recv().is_err());

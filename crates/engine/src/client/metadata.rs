@@ -28,7 +28,7 @@ const MOST_KNOWN: usize = 50_000;
 
 const MOST_DIRECTORIES: usize = 10_000;
 /// Other mounts see changed attributes of a directory after this time at the latest.
-const MARKER_INTERVAL: Duration = Duration::from_secs(60);
+const MARKER_INTERVAL: Duration = Duration::from_mins(1);
 
 /// User-defined metadata, without the prefix `x-amz-meta-`.
 pub type UserMetadata = HashMap<String, String>;

@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(decode(&encode(&metadata)), metadata);
         assert_eq!(decode(&encode(&UserMetadata::new())), UserMetadata::new());
         let expected = UserMetadata::from([("mode".into(), "33188".into())]);
-        for damaged in ["mode\033188\0uid", "mode\033188\0uid\0", "mode\033188\0uid\012"] {
+        for damaged in ["mode\x0033188\0uid", "mode\x0033188\0uid\0", "mode\x0033188\0uid\x0012"] {
             assert_eq!(decode(damaged.as_bytes()), expected, "{damaged:?}");
         }
     }

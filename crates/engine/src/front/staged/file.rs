@@ -422,10 +422,10 @@ impl StagedFile {
             BlockError::Io { cause } if !self.directory.is_available() => {
                 FsError::new(libc::ENOSPC, format!("{} ({cause})", no_directory(0)))
             }
-            BlockError::Io { cause } => FsError::new(
-                libc::EIO,
-                format!("cannot use the staging file {:?}: {cause}", self.directory.path(self.id).unwrap_or_default()),
-            ),
+            BlockError::Io { cause } => {
+                let path = self.directory.path(self.id).unwrap_or_default();
+                FsError::new(libc::EIO, format!("cannot use the staging file {}: {cause}", path.display()))
+            }
             BlockError::Damaged => self.lost(),
             BlockError::Fetch => FsError::new(libc::EIO, error.to_string()),
         }

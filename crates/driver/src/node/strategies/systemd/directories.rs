@@ -131,10 +131,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("cache");
         let caches = CacheDirs { path: path.clone(), host_view: path.clone() };
-        let cached = publish(&["cache /etc"]);
-        caches.prepare(&cached, "mp-1").unwrap();
+        let volume = publish(&["cache /etc"]);
+        caches.prepare(&volume, "mp-1").unwrap();
         fs::write(path.join("mp-1/block"), "of an earlier mount").unwrap();
-        caches.prepare(&cached, "mp-1").unwrap();
+        caches.prepare(&volume, "mp-1").unwrap();
         assert_eq!(fs::read_dir(path.join("mp-1")).unwrap().count(), 0);
         assert_eq!(fs::metadata(path.join("mp-1")).unwrap().permissions().mode() & 0o777, 0o700);
         caches.remove("mp-1").unwrap();
