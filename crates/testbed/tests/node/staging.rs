@@ -1,8 +1,10 @@
 //! Files that are too large for an engine's memory are edited in place: their copies are in a directory that the mounter provides.
 
 use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process};
@@ -28,6 +30,45 @@ fn start<'a>(fixture: &'a Fixture, size: &str) -> (World<'a>, PathBuf, [String; 
 
 fn editable(path: &Path) -> File {
     File::options().read(true).write(true).open(path).unwrap()
+}
+
+/// Another process that edits a file. The test's own may not have it open while it starts programs: they would wait in exec(2) for a
+/// mount that is not served.
+struct Editor {
+    process: Child,
+    writes: ChildStdin,
+    results: BufReader<ChildStdout>,
+}
+
+impl Editor {
+    fn open(path: &Path) -> Self {
+        let script = "import os, sys\n\
+            f = os.open(sys.argv[1], os.O_RDWR)\n\
+            for line in sys.stdin:\n    \
+                text, at = line.split()\n    \
+                os.pwrite(f, text.encode(), int(at))\n    \
+                print('written', flush=True)\n\
+            os.close(f)\n";
+        let mut command = Command::new("python3");
+        let command = command.args(["-c", script]).arg(path).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = command.spawn().unwrap();
+        let writes = process.stdin.take().unwrap();
+        let results = BufReader::new(process.stdout.take().unwrap());
+        Self { process, writes, results }
+    }
+
+    fn write(&mut self, text: &str, at: usize) {
+        writeln!(self.writes, "{text} {at}").unwrap();
+        let mut result = String::new();
+        self.results.read_line(&mut result).unwrap();
+        assert_eq!(result, "written\n");
+    }
+
+    fn close(self) {
+        let Self { mut process, writes, results } = self;
+        drop((writes, results));
+        assert!(process.wait().unwrap().success());
+    }
 }
 
 /// The staging directory of the only source.
@@ -88,8 +129,8 @@ fn a_file_that_is_being_edited_survives_the_mounter() {
     let mut content = noise(1, SIZE);
     world.store.put_object(BUCKET, "file", &content).unwrap();
     let target = world.publish(&volume(1));
-    let file = editable(&target.join("file"));
-    file.write_all_at(b"before", PLACE as u64).unwrap();
+    let mut editor = Editor::open(&target.join("file"));
+    editor.write("before", PLACE);
 
     let engine = world.engine();
     kill_process(world.mounter().pid(), Signal::KILL).unwrap();
@@ -98,8 +139,8 @@ fn a_file_that_is_being_edited_survives_the_mounter() {
     wait_for("the engine is gone", || !world.engine_processes().contains(&engine));
     world.start_mounter_with(&arguments.each_ref().map(String::as_str));
 
-    file.write_all_at(b"after", 0).unwrap();
-    drop(file);
+    editor.write("after", 0);
+    editor.close();
     content[PLACE..PLACE + 6].copy_from_slice(b"before");
     content[..5].copy_from_slice(b"after");
     check_object(&world, &content);
