@@ -69,11 +69,11 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             self.table.wrote(number, slot, &data[..data.len().min(written as usize)]);
             Ok(written)
         });
-        match (&written, self.staged_handle(number)) {
-            // Another thread has staged the file meanwhile.
-            (Err(_), Some(file)) => return self.write_staged(&file, request),
-            (Err(_), None) => self.poison(number, slot),
-            (Ok(_), _) => {}
+        if written.is_err() {
+            if let Some(file) = self.staged_meanwhile(number, slot) {
+                return self.write_staged(&file, request);
+            }
+            self.poison(number, slot);
         }
         written
     }
@@ -108,7 +108,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             Ok(())
         });
         if flushed.is_err() && slot.kind() == SlotKind::WriteHandle {
-            if let Some(file) = self.staged_handle(number) {
+            if let Some(file) = self.staged_meanwhile(number, slot) {
                 return self.store(&file);
             }
             self.poison(number, slot);
@@ -134,7 +134,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             Ok(())
         });
         if synced.is_err() && slot.kind() == SlotKind::WriteHandle {
-            if let Some(file) = self.staged_handle(number) {
+            if let Some(file) = self.staged_meanwhile(number, slot) {
                 return self.store(&file);
             }
             self.poison(number, slot);
@@ -175,6 +175,13 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         // The handle uses the copy now, and keeps it.
         self.release_copy(&file);
         Ok(self.staged_handle(request.number))
+    }
+
+    /// The copy of a file that another thread has staged since this call began, or is staging: its upload was cancelled for that, so an
+    /// error of the upload means nothing.
+    fn staged_meanwhile(&self, number: u64, slot: &Slot) -> Option<Arc<StagedFile>> {
+        let _settled = self.staged.lock(slot.owner.load(Ordering::Relaxed)).read();
+        self.staged_handle(number)
     }
 
     fn is_completed(&self, number: u64) -> bool {
