@@ -119,11 +119,11 @@ const WORKS: &[(&str, &str)] = &[
     ),
     (
         "vim",
-        "echo one > f; vim.tiny -u NONE -es -c '%s/one/two/' -c wq f < /dev/null; test \"$(cat f)\" = two; test \"$(ls -A)\" = f",
+        "echo one > f; touch -d 2020-01-02T03:04:05Z f; vim.tiny -u NONE -es -c '%s/one/two/' -c wq f < /dev/null; test \"$(cat f)\" = two; test \"$(ls -A)\" = f",
     ),
     (
         "vim with a backup",
-        "echo one > f; vim.tiny -u NONE -es -c 'set backup backupcopy=no backupskip=' -c '%s/one/two/' -c wq f < /dev/null; test \"$(cat f f~)\" = \"$(printf 'two\\none')\"",
+        "echo one > f; touch -d 2020-01-02T03:04:05Z f; vim.tiny -u NONE -es -c 'set backup backupcopy=no backupskip=' -c '%s/one/two/' -c wq f < /dev/null; test \"$(cat f f~)\" = \"$(printf 'two\\none')\"",
     ),
     ("ed", "echo one > f; printf '1s/one/two/\\nw\\nq\\n' | ed -s f; test \"$(cat f)\" = two"),
     (
