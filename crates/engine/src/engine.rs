@@ -150,8 +150,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let mount_point = session::mount_point(arguments, environment).map_err(EngineError::MountPoint)?;
 
     let (supervisor, state) = open_state(environment)?;
-    // A supervisor without privileges has set our oom_score_adj long before: it does so as soon as we are started.
-    core_dumps::forbid_inspection();
+    forbid_inspection(environment.oom_score);
     match_source(arguments, environment, &path, &state)?;
     let start = state.start();
     let check = match state.region() {
@@ -248,6 +247,15 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     drop(cache_directory);
     tracing::info!("unmounted");
     Ok(())
+}
+
+/// Sets the `oom_score_adj` first: the files in our /proc directory belong to root afterwards.
+fn forbid_inspection(oom_score: Option<i32>) {
+    if let Some(score) = oom_score {
+        // If it fails, the kernel chooses as among other processes.
+        let _ = std::fs::write("/proc/self/oom_score_adj", score.to_string());
+    }
+    core_dumps::forbid_inspection();
 }
 
 fn open_state(environment: &Environment) -> Result<(Option<Supervisor>, State), EngineError> {

@@ -19,3 +19,7 @@ pub const DESCRIPTORS_VARIABLE: &str = "S3CSI_ENGINE_SUPERVISOR";
 
 /// Set if the engine must verify its credentials with the server before it takes over a mount.
 pub const CHECK_CREDENTIALS_VARIABLE: &str = "S3CSI_ENGINE_CHECK_CREDENTIALS";
+
+/// The `oom_score_adj` that the engine gives itself before it forbids other processes to inspect it: from then on a supervisor without
+/// privileges cannot set it.
+pub const OOM_SCORE_VARIABLE: &str = "S3CSI_ENGINE_OOM_SCORE_ADJ";

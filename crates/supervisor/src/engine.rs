@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
 
-use crate::control::{CHECK_CREDENTIALS_VARIABLE, DESCRIPTORS_VARIABLE};
+use crate::control::{CHECK_CREDENTIALS_VARIABLE, DESCRIPTORS_VARIABLE, OOM_SCORE_VARIABLE};
 use crate::launch::{EngineDirectories, Launch, MountPointPassing};
 use crate::output::{Lines, Tail};
 
@@ -41,6 +41,7 @@ pub struct Inherited<'a> {
     /// The memory file with what earlier engines knew, in which it stores what it knows.
     pub state: Option<BorrowedFd<'a>>,
     pub credential_check: CredentialCheck,
+    pub oom_score: Option<i32>,
 }
 
 /// Whether an engine verifies its credentials before it takes over.
@@ -141,6 +142,7 @@ impl Engine {
             .env("RUST_BACKTRACE", "0")
             .env_remove(DESCRIPTORS_VARIABLE)
             .env_remove(CHECK_CREDENTIALS_VARIABLE)
+            .env_remove(OOM_SCORE_VARIABLE)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -155,6 +157,9 @@ impl Engine {
         }
         if inherited.credential_check == CredentialCheck::Require {
             command.env(CHECK_CREDENTIALS_VARIABLE, "1");
+        }
+        if let Some(score) = inherited.oom_score {
+            command.env(OOM_SCORE_VARIABLE, score.to_string());
         }
         let spawned = command.spawn();
         drop((fuse, state, theirs));

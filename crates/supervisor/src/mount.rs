@@ -110,8 +110,12 @@ impl<'a> ServedMount<'a> {
         // Read before the engine reads them: if they change between the two, one replacement too many is started.
         let credentials = mount.credentials.fingerprint();
         let check = CredentialCheck::Skip;
-        let inherited =
-            Inherited { fuse: fuse.as_fd(), state: state.as_ref().map(AsFd::as_fd), credential_check: check };
+        let inherited = Inherited {
+            fuse: fuse.as_fd(),
+            state: state.as_ref().map(AsFd::as_fd),
+            credential_check: check,
+            oom_score: mount.config.engine_oom_score,
+        };
         let engine = mount.spawn(inherited)?;
         mount.resources = state.map(|state| Arc::new(MountResources { fuse, state }));
         Ok((mount, StartedEngine { engine, credentials }))
@@ -121,8 +125,12 @@ impl<'a> ServedMount<'a> {
     pub fn start_successor(&mut self, credential_check: CredentialCheck) -> Option<Result<StartedEngine, StartError>> {
         let resources = self.resources.as_ref()?;
         let credentials = self.credentials.fingerprint();
-        let inherited =
-            Inherited { fuse: resources.fuse.as_fd(), state: Some(resources.state.as_fd()), credential_check };
+        let inherited = Inherited {
+            fuse: resources.fuse.as_fd(),
+            state: Some(resources.state.as_fd()),
+            credential_check,
+            oom_score: self.config.engine_oom_score,
+        };
         Some(self.spawn(inherited).map(|engine| StartedEngine { engine, credentials }))
     }
 

@@ -1,6 +1,6 @@
 //! Makes the kernel's OOM killer prefer engines, which can be replaced, to their supervisor, which cannot.
 
-use std::fs;
+use std::{fs, io};
 
 use crate::log;
 
@@ -22,10 +22,13 @@ pub fn lower_own_oom_score() -> Option<i32> {
     }
 }
 
-/// Sets the `oom_score_adj` of a child process.
+/// Sets the `oom_score_adj` of a child process. Engines of ours do it themselves, too.
 pub fn set_oom_score(process: u32, score: i32) {
-    // It may have ended already.
-    if let Err(cause) = fs::write(file(&process.to_string()), score.to_string()) {
+    let set = fs::write(file(&process.to_string()), score.to_string());
+    // It may have ended already, or it has set it and cannot be inspected any more.
+    if let Err(cause) = set
+        && cause.kind() != io::ErrorKind::PermissionDenied
+    {
         log::info("oom_score_adj of the engine not set", &[("pid", &process), ("error", &cause)]);
     }
 }

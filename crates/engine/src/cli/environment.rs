@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use s3csi_handoff::{ERRORS_VARIABLE, JSON_ERRORS, KEEP_ALIVE_VARIABLE, ServiceManager, StoredDescriptor};
-use s3csi_supervisor::control::{CHECK_CREDENTIALS_VARIABLE, DESCRIPTORS_VARIABLE};
+use s3csi_supervisor::control::{CHECK_CREDENTIALS_VARIABLE, DESCRIPTORS_VARIABLE, OOM_SCORE_VARIABLE};
 
 /// Variables that the file system library reads by itself, and dies of if they are not numbers. Checked before it starts.
 const NUMBERS_OF_THE_LIBRARY: [&str; 3] = [
@@ -33,6 +33,8 @@ pub struct Environment {
     pub keeps_alive: bool,
     /// Set by the supervisor that started this engine.
     pub supervisor: Option<SupervisorDescriptors>,
+    /// The `oom_score_adj` that the supervisor wants this process to have.
+    pub oom_score: Option<i32>,
     /// The service manager that started this service.
     pub manager: Option<ServiceManager>,
     /// Set by the service manager if an earlier process of this service was killed.
@@ -120,6 +122,7 @@ impl Environment {
             is_background_child: set(BACKGROUND_CHILD).is_some(),
             keeps_alive: set(KEEP_ALIVE_VARIABLE).is_some(),
             supervisor: text(DESCRIPTORS_VARIABLE).map(|it| supervisor(&it)).transpose()?,
+            oom_score: text(OOM_SCORE_VARIABLE).and_then(|it| it.parse().ok()),
             manager: set("NOTIFY_SOCKET").map(|it| ServiceManager::at(it.into())),
             stored: stored(),
             keys: set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from),
