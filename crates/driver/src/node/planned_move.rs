@@ -103,6 +103,9 @@ impl MountMove {
         tracing::info!(source = name, "moving the mount to another mounter");
         let exchange = Exchange { monitor: &monitor, held: &held, source, from: &from, to: &directory, failpoints };
         let prepared = connected.map_err(|cause| MoveError::Connect { cause }).and_then(|it| exchange.run(it));
+        // This thread lives as long as the mount. kubelet can unmount the directory of a Pod that has ended, and delete the Pod, only
+        // when it is closed.
+        drop(from);
         let (has_moved, taken_over) = match prepared {
             Ok(mut reader) => {
                 let (has_moved, progress) = monitor.await_takeover(&mut reader);
@@ -120,6 +123,7 @@ impl MountMove {
                 (false, None)
             }
         };
+        drop(directory);
         if has_moved {
             failpoints.hit(Failpoint::MountMoved);
             tracing::info!(source = name, "mount moved to another mounter");

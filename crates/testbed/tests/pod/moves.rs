@@ -61,6 +61,17 @@ fn check_condition(world: &World<'_>, pod: &MountpointPod, kind: &str, expected:
     wait_for(&format!("{kind} is {expected}"), || condition().starts_with(expected));
 }
 
+/// kubelet cannot unmount the directory of a Pod that has ended, nor delete the Pod, while another process has it open.
+#[track_caller]
+fn check_directory_is_closed(world: &World<'_>, pod: &MountpointPod) {
+    let open = || {
+        let descriptors = fs::read_dir(format!("/proc/{}/fd", world.node().pid())).unwrap();
+        let links = descriptors.filter_map(|it| fs::read_link(it.ok()?.path()).ok());
+        links.filter(|it| it.to_string_lossy().contains(&pod.uid)).count()
+    };
+    wait_for("the node plugin has closed the directory of the old Pod", || open() == 0);
+}
+
 #[test]
 fn a_pod_that_is_deleted_hands_its_mount_over_without_an_error() {
     let fixture = Fixture::new("moves-deleted");
@@ -86,6 +97,7 @@ fn a_pod_that_is_deleted_hands_its_mount_over_without_an_error() {
     check_condition(&world, &new, MOUNTED, "True Serving");
     check_condition(&world, &new, MOVABLE, "True MountHeld");
     check_condition(&world, &old, MOUNTED, "False MountMoved");
+    check_directory_is_closed(&world, &old);
     world.finish_deletion(&old);
 
     // Workloads that come later use the same source.
