@@ -12,23 +12,6 @@ use crate::world::{
     wait_for_rollout, wait_for_serving_pod,
 };
 
-/// More than fits into the memory that the test leaves to a container.
-const BIG_FILE: usize = 48 << 20;
-
-/// Takes all memory from a container that it does not use just now. In version 2 of cgroups that kills the container at once, in version
-/// 1 the next page that it needs does.
-const TAKE_MEMORY: &str = r#"
-for group in $(find /sys/fs/cgroup -type d -name "$0"); do
-  if [ -e "$group/memory.max" ]; then
-    echo 1M >"$group/memory.max" || true
-  elif [ -e "$group/memory.limit_in_bytes" ]; then
-    limit=$(cat "$group/memory.usage_in_bytes")
-    while /bin/echo "$limit" >"$group/memory.limit_in_bytes"; do limit=$((limit - 262144)); done
-  fi
-done 2>/dev/null
-true
-"#;
-
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
@@ -101,37 +84,6 @@ fn the_container_of_a_mountpoint_pod_is_killed() {
     assert_eq!(server("container-killed"), (pod, uid), "the Pod stays, with another container");
     eventually("an Event says so", || !events("container-killed", "EngineResumed").is_empty());
     finish(workload, "container-killed");
-}
-
-#[test]
-fn the_container_of_a_mountpoint_pod_is_out_of_memory() {
-    let attributes = &[("mountpointContainerResourcesLimitsMemory", "600Mi")];
-    let workload = SteadyWorkload::start(&Volume { attributes, ..Volume::new("out-of-memory") }, NODE);
-    CLUSTER.put_object("out-of-memory", "big", &"x".repeat(BIG_FILE)).unwrap();
-    let (name, _) = server("out-of-memory");
-    let status = || {
-        let pod = CLUSTER.get(&format!("/api/v1/namespaces/mount-s3/pods/{name}")).unwrap_or_default();
-        pod["status"]["containerStatuses"][0].clone()
-    };
-    // Without group kills (version 1 of cgroups) the kernel takes one process, and this is to be the first of the container.
-    std::fs::write(format!("/proc/{}/oom_score_adj", mounter_of(&name)), "1000").unwrap();
-    let container = text(&status()["containerID"]).replace("containerd://", "");
-    CLUSTER.run(NODE, &["sh", "-c", TAKE_MEMORY, &container]).unwrap();
-    let size = workload.workload.run("wc -c < /data/big");
-    assert_eq!(size.trim(), BIG_FILE.to_string(), "the read that needed the memory");
-    eventually("kubelet says why the container ended", || {
-        status()["lastState"]["terminated"]["reason"] == "OOMKilled" && status()["ready"] == true
-    });
-    workload.check_undisturbed("an OOM of the whole container");
-    eventually("an Event says why, and what to do", || {
-        let said = events("out-of-memory", "MountpointPodOutOfMemory");
-        said.iter().any(|it| {
-            ["OOM", "600Mi", "mountpointContainerResourcesLimitsMemory", name.as_str()]
-                .iter()
-                .all(|word| it.contains(word))
-        })
-    });
-    finish(workload, "out-of-memory");
 }
 
 #[test]
