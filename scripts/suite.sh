@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Runs make targets one after the other as stages, stops at the first failure, and ends with a table of stage times and
-# one line that counts the tests.
+# one line that counts the tests. A stage of tests that fails runs once more: real clusters, kernels and clocks fail now and then,
+# and one such failure must not hide the results of all later stages. The end of the output names every test that needed it: each
+# is a bug to repair.
 # Usage: scripts/suite.sh TARGET…
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -42,16 +44,39 @@ print_counts() {
   '
 }
 
+# Runs a stage. IN_SUITE: later stages skip the build, an earlier stage has done it.
+run_stage() {
+  scripts/stage.sh "$1" make --no-print-directory IN_SUITE=yes "$1"
+}
+
+# Runs a failed stage of tests again, and keeps the output of the first attempt.
+run_stage_again() {
+  local target=$1 first=$S3CSI_LOG_DIR/stages/$1.first-attempt
+  [[ $target == test-* && $target != test-logs && $target != test-leftovers ]] || return 1
+  mv "$S3CSI_LOG_DIR/stages/$target.log" "$first"
+  echo "$target failed and runs again; the output of the first attempt: $first"
+  run_stage "$target"
+}
+
+print_flaky_tests() {
+  local log
+  for log in "$S3CSI_LOG_DIR"/stages/*.first-attempt; do
+    [[ -e $log ]] || continue
+    printf '\nFLAKY: %s failed at its first attempt; its output: %s\n' "$(basename "$log" .first-attempt)" "$log"
+    sed 's/\x1b\[[0-9;]*m//g' "$log" | awk '/^test .* \.\.\. FAILED$/ { print "  " $2 }'
+  done
+}
+
 start_with_empty_logs
 scripts/leftovers.sh record
 status=0
 for target in "$@"; do
-  # IN_SUITE: later stages skip the build, an earlier stage has done it.
-  scripts/stage.sh "$target" make --no-print-directory IN_SUITE=yes "$target" || { status=$? && break; }
+  run_stage "$target" || run_stage_again "$target" || { status=$? && break; }
 done
 print_times
 if ((status != 0)); then
   printf '\n%s failed; its output: %s\n' "$target" "$S3CSI_LOG_DIR/stages/$target.log"
 fi
+print_flaky_tests
 print_counts
 exit "$status"

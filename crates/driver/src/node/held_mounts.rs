@@ -32,6 +32,9 @@ const LONGEST_BACKOFF: Duration = Duration::from_mins(2);
 /// How often a plugin that is about to end looks at mounts without an engine.
 const SERVED_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long a plugin that is about to end distrusts an engine whose mounter is gone: killed with it, the engine ends a moment later.
+const LONGEST_EXIT: Duration = Duration::from_secs(3);
+
 /// All held mounts of the node, by the path of their source.
 #[derive(Clone, Debug, Default)]
 pub struct HeldMounts {
@@ -179,8 +182,12 @@ impl HeldMounts {
     /// Waits until every mount has an engine again, or for the longest outage: the last copies of a mount without an engine would
     /// end with this process, and the mount with them.
     pub async fn wait_until_served(&self) {
-        let deadline = Instant::now() + self.longest_outage;
-        let is_unserved = || self.lock().values().any(|it| it.outage().is_some());
+        let begun = Instant::now();
+        let deadline = begun + self.longest_outage;
+        let is_unserved = || {
+            let is_ending = begun.elapsed() < LONGEST_EXIT;
+            self.lock().values().any(|it| it.outage().is_some() || is_ending && it.has_lost_its_mounter())
+        };
         if is_unserved() {
             tracing::info!(limit = ?self.longest_outage, "mounts wait for a mounter, ending when they are served");
         }
@@ -308,6 +315,10 @@ impl HeldMount {
 
     pub fn phase(&self) -> Phase {
         self.lock().hold.phase()
+    }
+
+    fn has_lost_its_mounter(&self) -> bool {
+        matches!(self.phase(), Phase::Unserved { .. } | Phase::Resuming { .. } | Phase::Moving { .. })
     }
 
     /// How long no engine has served it, if none does.
