@@ -138,9 +138,10 @@ impl<S: ?Sized + Store> StoreWorld<S> {
     #[track_caller]
     pub fn check_object(&self, key: &str, content: &[u8]) {
         let object = self.object(key).unwrap_or_else(|| panic!("there is no object {key:?} but {:?}", self.keys()));
+        let differs = object.iter().zip(content).position(|(found, expected)| found != expected);
         assert!(
             object == content,
-            "object {key:?} has {} bytes, or other ones than the {} expected",
+            "object {key:?} has {} bytes instead of {} and differs at {differs:?}",
             object.len(),
             content.len()
         );

@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 
 use super::metadata::{MetadataMode, StoredAttributes};
 use super::open_files::OpenFile;
-use super::staged::{InitialContent, Writes};
+use super::staged::{CopyAttributes, InitialContent, Writes};
 use super::{Front, FsError, FsResult};
 use crate::state::{NEW, SlotKind};
 
@@ -20,6 +20,9 @@ const STAT_BLOCK: u64 = 512;
 const PREFERRED_BLOCK: u32 = 1 << 20;
 /// The kernel asks again soon: such a node is about to go.
 const UNLINKED_TTL: Duration = Duration::from_secs(1);
+
+/// How often the superblock is asked for attributes while copies of files are dropped.
+const MOST_ATTEMPTS: u32 = 5;
 
 /// Owner and permissions where nothing else is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +49,24 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if self.table.is_unlinked(node) {
             return self.last_attributes(node);
         }
+        let mut attempt = 1;
+        loop {
+            let drops = self.staged.drops();
+            let Some(found) = self.superblock_attributes(node)? else { return self.last_attributes(node) };
+            match self.staged.attributes_since(drops, node, found.attr) {
+                CopyAttributes::Known(attr) => return Ok(Attr { attr, ..found }),
+                // The kernel asks again before it uses them.
+                CopyAttributes::Outdated(attr) if attempt == MOST_ATTEMPTS => {
+                    return Ok(Attr { attr, ttl: Duration::ZERO });
+                }
+                CopyAttributes::Outdated(_) => attempt += 1,
+            }
+        }
+    }
+
+    /// None if the name is gone, and the kernel still refers to it by an open file, a working directory or the root of a bind
+    /// mount.
+    fn superblock_attributes(&self, node: u64) -> FsResult<Option<Attr>> {
         let find = || self.inode(node).and_then(|inode| Ok(block_on(self.files.getattr(inode))?));
         let is_gone = |error: &FsError| error.errno == libc::ENOENT;
         let found = match find() {
@@ -55,10 +76,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         match found {
             Ok(found) => {
                 let attr = self.with_fetched_metadata(node, FileAttr { ino: node, ..found.attr });
-                Ok(Attr { attr: self.staged.attributes(node, attr), ..found })
+                Ok(Some(Attr { attr, ..found }))
             }
-            // The kernel still refers to it by an open file, a working directory or the root of a bind mount.
-            Err(error) if is_gone(&error) => self.last_attributes(node),
+            Err(error) if is_gone(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }

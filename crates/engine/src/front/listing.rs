@@ -8,6 +8,7 @@ use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::fs::{DirectoryEntry, DirectoryReplier, ToErrno};
 
+use super::staged::CopyAttributes;
 use super::{Front, FsResult, found};
 
 /// Whether a listing only names its entries, or also hands the kernel references to them.
@@ -32,7 +33,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if has_to_skip {
             block_on(self.files.readdir(handle.inode, handle.inner, 0, Skip { to: offset }))?;
         }
-        let reply = Reply { front: self, directory: node, detail, add };
+        let reply = Reply { front: self, directory: node, detail, drops: self.staged.drops(), add };
         let listed = match detail {
             Detail::Names => block_on(self.files.readdir(handle.inode, handle.inner, offset, reply)),
             Detail::Entries => block_on(self.files.readdirplus(handle.inode, handle.inner, offset, reply)),
@@ -60,6 +61,8 @@ struct Reply<'a, C: ObjectClient + Clone + Send + Sync + 'static, A> {
     front: &'a Front<C>,
     directory: u64,
     detail: Detail,
+    /// How many copies of files were dropped before.
+    drops: u64,
     add: A,
 }
 
@@ -84,8 +87,11 @@ where
             // The table is full. The reply ends here, as if its buffer was; the next one will be empty.
             return true;
         };
-        let attr = self.front.staged.attributes(id, self.front.with_listed_metadata(id, entry.attr));
-        let ttl = if self.front.has_unknown_metadata(id, &attr) { Duration::ZERO } else { entry.ttl };
+        let listed = self.front.with_listed_metadata(id, entry.attr);
+        let found = self.front.staged.attributes_since(self.drops, id, listed);
+        let (attr, is_outdated) = (found.attr(), matches!(found, CopyAttributes::Outdated(_)));
+        let is_asked_again = is_outdated || self.front.has_unknown_metadata(id, &attr);
+        let ttl = if is_asked_again { Duration::ZERO } else { entry.ttl };
         let is_full = (self.add)(&with_id(DirectoryEntry { attr, ttl, ..entry }, id));
         if is_full {
             // The entry is not in the reply. `S3Filesystem` drops its own reference when the reply is full.

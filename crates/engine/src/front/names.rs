@@ -8,7 +8,7 @@ use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::fs::{Entry, Error, ToErrno};
 
 use super::resume::Delivery;
-use super::staged::{StagedFile, Writes};
+use super::staged::{CopyAttributes, StagedFile, Writes};
 use super::{AfterRename, Front, FsError, FsResult};
 use crate::state::NEW;
 
@@ -26,6 +26,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         let directory = self.inode(parent)?;
         self.remake(parent, name)?;
+        let drops = self.staged.drops();
         let mut found = block_on(self.files.lookup(directory, name));
         if found.as_ref().is_err_and(|error| error.to_errno() == libc::ENOENT)
             && let Some(node) = self.table.node(parent, name.as_bytes())
@@ -35,7 +36,11 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         let mut entry = self.remember(parent, name, found?, 0)?;
         let node = entry.attr.ino;
-        entry.attr = self.staged.attributes(node, self.with_fetched_metadata(node, entry.attr));
+        let attr = self.with_fetched_metadata(node, entry.attr);
+        entry.attr = match self.staged.attributes_since(drops, node, attr) {
+            CopyAttributes::Known(attr) => attr,
+            CopyAttributes::Outdated(_) => self.attributes(node)?.attr,
+        };
         Ok(entry)
     }
 

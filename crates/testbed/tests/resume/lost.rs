@@ -103,7 +103,9 @@ impl Staging {
     #[track_caller]
     fn check_intact(&self, world: &World<'_>, mount: &SupervisedMount<'_>) {
         assert!(world.store.object(BUCKET, "file").unwrap() == self.content, "the object was changed");
-        assert!(fs::read(mount.path("file")).unwrap() == self.content, "the file was changed");
+        let read = fs::read(mount.path("file")).unwrap();
+        let differs = read.iter().zip(&self.content).position(|(found, expected)| found != expected);
+        assert!(read == self.content, "the file has {} bytes and differs at {differs:?}", read.len());
         let mut expected = self.content.clone();
         expected[7..11].copy_from_slice(b"edit");
         let mut editor = Editor::open(&mount.path("file"));

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use fuser::FileAttr;
+use fuser::{FileAttr, FileType};
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use parking_lot::RwLock;
@@ -66,6 +66,24 @@ pub struct StagedFiles {
     files: RwLock<HashMap<u64, Arc<StagedFile>>>,
     locks: Vec<RwLock<()>>,
     next_claim: AtomicU64,
+    /// How many copies were dropped.
+    drops: AtomicU64,
+}
+
+/// Attributes of a file, as far as the copies of files know.
+#[derive(Clone, Copy, Debug)]
+pub enum CopyAttributes {
+    Known(FileAttr),
+    /// The superblock takes a file with a copy for an empty one, and was asked before the copy was dropped.
+    Outdated(FileAttr),
+}
+
+impl CopyAttributes {
+    pub fn attr(self) -> FileAttr {
+        match self {
+            Self::Known(attr) | Self::Outdated(attr) => attr,
+        }
+    }
 }
 
 impl StagedFiles {
@@ -75,6 +93,7 @@ impl StagedFiles {
             files: RwLock::default(),
             locks: (0..LOCKS).map(|_| RwLock::default()).collect(),
             next_claim: AtomicU64::new(CLAIMS),
+            drops: AtomicU64::new(0),
         }
     }
 
@@ -90,13 +109,26 @@ impl StagedFiles {
         Some(Arc::clone(file))
     }
 
-    /// The attributes of the copy, if there is one, else those of the object.
-    pub fn attributes(&self, node: u64, attributes: FileAttr) -> FileAttr {
+    /// How many copies were dropped so far: asked before the superblock is asked for attributes.
+    pub fn drops(&self) -> u64 {
+        self.drops.load(Ordering::Acquire)
+    }
+
+    /// The attributes of the copy, if there is one, else those that the superblock gave since `drops` were counted.
+    pub fn attributes_since(&self, drops: u64, node: u64, attributes: FileAttr) -> CopyAttributes {
         // Under the lock: a copy that is dropped gives its slot to others.
-        match self.files.read().get(&node) {
-            Some(file) => file.attributes(attributes),
-            None => attributes,
+        let files = self.files.read();
+        let is_empty_file = attributes.kind == FileType::RegularFile && attributes.size == 0;
+        match files.get(&node) {
+            Some(file) => CopyAttributes::Known(file.attributes(attributes)),
+            None if is_empty_file && self.drops() != drops => CopyAttributes::Outdated(attributes),
+            None => CopyAttributes::Known(attributes),
         }
+    }
+
+    /// The attributes of the copy, if there is one, else these.
+    pub fn attributes(&self, node: u64, attributes: FileAttr) -> FileAttr {
+        self.attributes_since(self.drops(), node, attributes).attr()
     }
 
     pub fn nodes(&self) -> Vec<u64> {
@@ -297,6 +329,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if let Err(error) = self.finish_claim(file) {
             tracing::debug!(%error, "the superblock looks the file up again");
         }
+        if file.is_lost() {
+            self.look_up_lost(file);
+        }
         let mut files = self.staged.files.write();
         let is_current = files.get(&file.node).is_some_and(|it| it.id == file.id);
         if file.has_handles() || !is_current {
@@ -308,24 +343,29 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return;
         }
         files.remove(&file.node);
+        self.staged.drops.fetch_add(1, Ordering::AcqRel);
         drop(files);
-        let (is_lost, inode) = (file.is_lost(), file.object().inode);
+        let is_lost = file.is_lost();
         file.free();
         drop(turn);
         if is_lost {
-            self.forget_lost(file.node, inode);
+            self.forget_lost(file.node);
         }
         self.give_back(self.table.drop_staged(file.id));
     }
 
-    /// After a copy was lost the file is the object in the bucket, if there is one.
-    fn forget_lost(&self, node: u64, inode: Option<u64>) {
+    /// After a copy was lost the file is the object in the bucket, if there is one. The superblock takes it for empty until it
+    /// has asked the bucket, so the attributes are the copy's until then.
+    fn look_up_lost(&self, file: &StagedFile) {
+        if let Some(inode) = file.object().inode {
+            let _ = block_on(self.metablock.getattr(inode, true));
+        }
+    }
+
+    fn forget_lost(&self, node: u64) {
         self.forget_pending(node);
         self.table.clear(node, NEW);
         self.table.forget_pages(node);
-        if let Some(inode) = inode {
-            let _ = block_on(self.metablock.getattr(inode, true));
-        }
     }
 
     fn fetch(&self, file: &StagedFile, range: Range<u64>) -> Option<Vec<u8>> {

@@ -45,11 +45,11 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// requests are served already.
     pub(in crate::front) fn restore_staged(&self) {
         for file in self.staged.all() {
-            if file.has_handles() {
-                let claimed = self.claim_recovered(&file);
-                if let Err(error) = claimed {
-                    tracing::debug!(%error, "cannot claim a staged file yet");
-                }
+            // Not one that is dropped meanwhile: the superblock would take its file for one that is being written for ever.
+            if file.has_handles()
+                && let Some(Err(error)) = self.with_copy(file.node, |it| self.claim_recovered(it))
+            {
+                tracing::debug!(%error, "cannot claim a staged file yet");
             }
         }
         self.store_unused();
@@ -70,7 +70,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub fn store_unused(&self) {
         for node in self.staged.unused() {
             let Some(file) = self.staged.acquire(node) else { continue };
-            if let Err(error) = self.store(&file) {
+            if let Err(error) = self.store_if_unused(&file) {
                 tracing::warn!(path = ?self.table.path(file.node), %error, "a closed file is still not stored, retrying");
             }
             self.release_copy(&file);

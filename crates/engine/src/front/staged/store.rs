@@ -24,6 +24,16 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// Stores the copy, if something was changed.
     pub(in crate::front) fn store(&self, file: &StagedFile) -> FsResult<()> {
         let _turn = file.lock();
+        self.store_locked(file)
+    }
+
+    /// Stores a copy that only the caller uses: what another program is writing is stored when that program says so.
+    pub(super) fn store_if_unused(&self, file: &StagedFile) -> FsResult<()> {
+        let _turn = file.lock();
+        if file.is_last_handle() { self.store_locked(file) } else { Ok(()) }
+    }
+
+    fn store_locked(&self, file: &StagedFile) -> FsResult<()> {
         if !file.is_dirty() || self.table.is_unlinked(file.node) {
             return Ok(());
         }
