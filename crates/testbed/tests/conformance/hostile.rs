@@ -9,6 +9,7 @@ use s3csi_s3_server::store::{SECRET_MARK, Store as _};
 use s3csi_s3_server::{Config, Effect, Fault, S3Operation, S3Server, Transport};
 use s3csi_testbed::engine::{EngineLauncher, EngineMount, FailedStart};
 use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::wait::wait_for;
 
 use crate::world::{BUCKET, World, check_errno, in_process_with, listing, start_versitygw};
 
@@ -55,6 +56,8 @@ fn check_bounded<T>(rule: &str, fault: Fault, call: impl Fn(&EngineMount<'_>) ->
     println!("{rule}: {took:?}, {peak} MiB");
     assert!(peak < MOST_MEMORY, "{rule}: {peak} MiB");
     fault.release();
+    // A request that was sent before may still fail.
+    wait_for("the store is used again", || list(&mount).is_ok());
     assert_eq!(listing(mount.directory()), ["file"], "{rule}");
     assert_eq!(fs::read(mount.path("file")).unwrap(), b"content", "{rule}");
     mount.unmount();

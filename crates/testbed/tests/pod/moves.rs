@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use rustix::process::Pid;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::noise::noise;
 use s3csi_testbed::steady_reader::SteadyReader;
@@ -236,7 +237,7 @@ fn moves_leak_no_descriptors() {
     let target = world.publish(&world.volume(1));
     fs::write(target.join("kept"), "x").unwrap();
     let before = fs::metadata(&target).unwrap().dev();
-    let descriptors = || fs::read_dir(format!("/proc/{}/fd", world.node().pid())).unwrap().count();
+    let descriptors = || descriptors_without_tcp(world.node().pid());
     let reader = SteadyReader::start(&target, "kept", b"x");
     let mut held = None;
     for _ in 0..moves() {
@@ -244,7 +245,7 @@ fn moves_leak_no_descriptors() {
         world.finish_deletion(&pod);
         wait_until_served_by(&world, &next);
         let limit = *held.get_or_insert_with(descriptors);
-        wait_for("no descriptor is left of the move", || descriptors() <= limit);
+        wait_for("no descriptor is left of the move", || descriptors() <= limit + SLACK);
         pod = next;
     }
     reader.finish_without_errors();
@@ -254,7 +255,24 @@ fn moves_leak_no_descriptors() {
     world.check_nothing_mounted();
 }
 
-/// Few in every run, many in `make soak`.
+/// The first count may have been taken before the node plugin had opened all that it needs.
+const SLACK: usize = 2;
+
+/// Few in every run, but more than the slack; many in `make soak`.
 fn moves() -> u32 {
-    std::env::var("S3CSI_SOAK_MOVES").map_or(4, |it| it.parse().unwrap())
+    std::env::var("S3CSI_SOAK_MOVES").map_or(5, |it| it.parse().unwrap())
+}
+
+/// The open descriptors of a process. The client of the API server opens and closes connections as it likes.
+fn descriptors_without_tcp(pid: Pid) -> usize {
+    let pid = pid.as_raw_pid();
+    let tables = ["tcp", "tcp6"].map(|it| fs::read_to_string(format!("/proc/{pid}/net/{it}")).unwrap());
+    let tcp: Vec<String> = tables
+        .iter()
+        .flat_map(|table| table.lines().skip(1))
+        .filter_map(|line| line.split_whitespace().nth(9).map(|inode| format!("socket:[{inode}]")))
+        .collect();
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+    let links = open.filter_map(|it| fs::read_link(it.unwrap().path()).ok());
+    links.filter(|it| !tcp.iter().any(|socket| Path::new(socket) == it)).count()
 }
