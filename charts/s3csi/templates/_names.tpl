@@ -207,6 +207,9 @@ imagePullSecrets:
 {{- if .Values.experimental -}}
 {{- fail "experimental.podMounter belongs to version 1 of the Scality chart: set strategy=pod in place of true or strategy=systemd in place of false, and remove it with --set experimental=null" -}}
 {{- end -}}
+{{- if .Values.awsAccessSecret -}}
+{{- fail "awsAccessSecret belongs to the chart of AWS's driver: set s3CredentialSecret.name, s3CredentialSecret.accessKeyId and s3CredentialSecret.secretAccessKey in place of its name, keyId and accessKey, and remove it with --set awsAccessSecret=null" -}}
+{{- end -}}
 {{- if .Values.node.mountpointInstallPath -}}
 {{- fail "node.mountpointInstallPath belongs to version 1 of the Scality chart: set systemd.engineDirectory if you use strategy systemd, and remove it with --set node.mountpointInstallPath=null" -}}
 {{- end -}}

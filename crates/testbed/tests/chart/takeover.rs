@@ -69,12 +69,27 @@ fn an_upgrade_does_not_silently_end_provisioning() {
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "their-class"},
         "provisioner": "s3.csi.scality.com",
     });
-    let file = cluster.home.path().join("class.yaml");
-    std::fs::write(&file, class.to_string()).unwrap();
-    cluster.control_plane.kubectl(&["apply", "--filename", file.to_str().unwrap()]).unwrap();
-
+    let volume = json!({
+        "apiVersion": "v1", "kind": "PersistentVolume",
+        "metadata": {
+            "name": "their-volume", "annotations": {"pv.kubernetes.io/provisioned-by": "s3.csi.scality.com"},
+        },
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"],
+            "csi": {"driver": "s3.csi.scality.com", "volumeHandle": "their-volume"},
+        },
+    });
+    for (object, found) in
+        [(class, "(StorageClass their-class)"), (volume, "(StorageClass their-class, PersistentVolume their-volume)")]
+    {
+        cluster.control_plane.apply(&object.to_string()).unwrap();
+        let error = take_over(&cluster, &[]).unwrap_err();
+        assert!(error.contains(&format!("{found}, but dynamic provisioning is not configured")), "{error}");
+    }
+    // Its volumes must be deleted some day, even if no claim can be made any more.
+    cluster.control_plane.kubectl(&["delete", "storageclass", "their-class"]).unwrap();
     let error = take_over(&cluster, &[]).unwrap_err();
-    assert!(error.contains("(StorageClass their-class), but dynamic provisioning is not configured"), "{error}");
+    assert!(error.contains("(PersistentVolume their-volume), but dynamic provisioning is not configured"), "{error}");
     assert!(error.contains("set sidecars.csiProvisioner.enabled=true"), "{error}");
     assert_eq!(elements(&node(&cluster)["containers"]).count(), 2, "the earlier driver is still installed");
 

@@ -183,13 +183,53 @@ fn values_of_the_earlier_chart_that_mean_something_else_are_refused_with_a_sente
     check("image.tag", json!("2.2.0"), "image.tag 2.2.0 is a version of the Scality driver");
     check("experimental.podMounter", json!(false), "strategy=systemd in place of false");
     check("node.mountpointInstallPath", json!("/opt/mountpoint-s3-csi/bin/"), "set systemd.engineDirectory");
+    check("awsAccessSecret.name", json!("aws-secret"), "set s3CredentialSecret.name");
+}
+
+/// As somebody has it who uses the chart in an umbrella chart.
+const VALUES_OF_VERSION_1: &str = "
+enabled: true
+global: {imageRegistry: registry.example.com}
+image: {repository: ghcr.io/scality/mountpoint-s3-csi-driver, tag: 1.2.0}
+node: {mountpointInstallPath: /opt/mountpoint-s3-csi/bin/, s3EndpointUrl: 'http://s3.example.com:8000'}
+controller: {enable: true}
+experimental: {podMounter: false}
+";
+
+#[test]
+fn a_values_file_of_version_1_is_accepted_after_what_the_sentences_ask_for() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("values.yaml");
+    std::fs::write(&file, VALUES_OF_VERSION_1).unwrap();
+    let mut settings: Vec<&str> = Vec::new();
+    let render = |settings: &[&str]| {
+        let mut helm = helm();
+        helm.arg("template").arg(chart::RELEASE).arg(directory()).args(["--kube-version", "1.33.0", "--values"]);
+        helm.arg(&file).args(settings.iter().flat_map(|it| ["--set", it]));
+        chart::run(helm)
+    };
+    for (sentence, setting) in [
+        ("set image.repository to the image of s3csi", "image.repository=storage/s3csi"),
+        ("set image.tag to the tag of your s3csi image", "image.tag=0.1.0"),
+        ("remove it with --set experimental=null", "experimental=null"),
+        ("remove it with --set node.mountpointInstallPath=null", "node.mountpointInstallPath=null"),
+    ] {
+        let error = render(&settings).unwrap_err();
+        assert!(error.contains(sentence), "{error}");
+        assert!(!error.contains("additional properties"), "{error}");
+        settings.push(setting);
+    }
+    let objects = chart::Objects::parse(&render(&settings).unwrap());
+    let plugin = &objects.get("DaemonSet", "s3-csi-node")["spec"]["template"]["spec"]["containers"][0];
+    let endpoint = chart::elements(&plugin["env"]).find(|it| it["name"] == "AWS_ENDPOINT_URL").unwrap();
+    assert_eq!(endpoint["value"], "http://s3.example.com:8000");
 }
 
 #[test]
 fn values_of_the_earlier_chart_without_a_meaning_are_ignored() {
     let without = render_text(&[]).unwrap();
     let ignored = Schema::read().ignored;
-    let is_refused = |path: &str| ["experimental", "node.mountpointInstallPath"].contains(&path);
+    let is_refused = |path: &str| ["awsAccessSecret", "experimental", "node.mountpointInstallPath"].contains(&path);
     assert!(ignored.len() > 10, "{ignored:?}");
     for path in ignored.iter().filter(|it| !is_refused(it)) {
         assert!(render_text(&[(path, json!({"any": "thing"}))]).unwrap() == without, "{path} changes what is rendered");
