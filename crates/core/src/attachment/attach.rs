@@ -76,8 +76,8 @@ pub(super) fn release_duplicates(plan: &mut Plan<'_>) {
 /// Every workload that waits for a mount is attached, once.
 ///
 /// A workload that runs without an entry uses a mount of another strategy or of version 1 and is left alone until its Pod is
-/// recreated; unless its own Mountpoint Pod exists, for then only the attachment was lost; or it is not ready, for then that
-/// mount may be dead ([`Workload::activity`](super::Workload::activity)).
+/// recreated; unless its own Mountpoint Pod exists, for then only the attachment was lost; or that mount is dead or, if the
+/// workload is not ready, may be ([`Workload::activity`](super::Workload::activity)).
 pub(super) fn place_workloads(plan: &mut Plan<'_>) {
     let workloads: Vec<&PodOnNode> = plan.workloads.values().copied().collect();
     for workload in workloads {

@@ -21,6 +21,8 @@ pub struct Workload {
     pub is_terminating: bool,
     /// kubelet says that not all of its containers work.
     pub is_unready: bool,
+    /// Its node says that the engine of one of its mounts is dead and cannot be replaced on that mount.
+    pub has_dead_mount: bool,
     pub fs_group: Option<i64>,
     pub claims: Vec<ClaimSource>,
 }
@@ -118,11 +120,12 @@ pub struct AttachmentFields {
 pub struct Timestamp(i64);
 
 impl Workload {
-    /// A running one that is not ready may wait for a volume whose engine of another strategy has died: its containers cannot be
-    /// started with a dead mount.
+    /// A running one may wait for a volume whose engine of another strategy has died: its node says so, or it is not ready, because
+    /// its containers cannot be started with a dead mount.
     pub const fn activity(&self) -> Activity {
+        let may_wait = self.is_unready || self.has_dead_mount;
         match self.phase {
-            PodPhase::Running if self.is_unready && !self.is_terminating => Activity::Starting,
+            PodPhase::Running if may_wait && !self.is_terminating => Activity::Starting,
             phase => Activity::of(phase, self.is_terminating),
         }
     }

@@ -40,6 +40,7 @@ use crate::node::strategies::pod::MountpointPods;
 use crate::node::strategies::systemd::{
     CacheDirs, CrashLimiter, CredentialDirs, EngineRecovery, Recovery, StageDirs, SystemdUnits, UnitCache, UnitMounts,
 };
+use crate::node::workload_condition::WorkloadConditions;
 use crate::node::{Layout, Node, strategies};
 use crate::systemd::{Limits, PRIVATE_SOCKET, Systemd};
 
@@ -363,6 +364,7 @@ impl NodeBuilder {
         };
         Ok(strategies::Strategy::Pod(Box::new(MountpointPods {
             manager: self.source_manager(background),
+            workload_conditions: WorkloadConditions::new(client.clone(), self.runtime.handle(), &self.driver_name),
             assignments: background.watch_assignments(&self.runtime, client, scope),
             kubelet: self.kubelet_path.clone(),
             sources: resolved_directory(&self.layout.sources())?,

@@ -31,8 +31,9 @@ pub struct AttachmentWithStatus {
 }
 
 /// `None` for Pods that mount no claim: most Pods of a cluster.
-pub fn workload(pod: &Pod) -> Option<Workload> {
+pub fn workload(driver: &str, pod: &Pod) -> Option<Workload> {
     let Pod { metadata, spec, status } = pod;
+    let mounted = PodCondition::read(pod, &PodCondition::mounted(driver));
     let spec = spec.as_ref()?;
     let claims: Vec<ClaimSource> = spec
         .volumes
@@ -56,6 +57,7 @@ pub fn workload(pod: &Pod) -> Option<Workload> {
         phase: phase(status.as_ref()),
         is_terminating: metadata.deletion_timestamp.is_some(),
         is_unready: status.as_ref().is_some_and(is_unready),
+        has_dead_mount: mounted.is_some_and(|it| it.status == "False"),
         fs_group: spec.security_context.as_ref().and_then(|it| it.fs_group),
         claims,
     })

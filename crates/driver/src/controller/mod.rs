@@ -181,21 +181,17 @@ fn watch_all(
     watch!(claims, claims, facts::claim, Cache::update_claims);
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     watch!(pods, pods, |it| facts::mountpoint_pod_facts(&keys, it), Cache::update_pods);
-    tasks.spawn(watch_workloads(
-        Api::all(client.clone()),
-        namespace.clone(),
-        health.clone(),
-        reconciler.clone(),
-        queue.clone(),
-    ));
+    let handler = WorkloadHandler { reconciler: reconciler.clone(), queue: queue.clone() };
+    let driver = config.pods.keys.driver().to_owned();
+    tasks.spawn(watch_workloads(Api::all(client.clone()), driver, namespace.clone(), health.clone(), handler));
 }
 
 async fn watch_workloads(
     api: Api<Pod>,
+    driver: String,
     mountpoint_namespace: String,
     health: Arc<Health>,
-    reconciler: Arc<Reconciler>,
-    queue: Arc<Queue<ReconcileKey>>,
+    handler: WorkloadHandler,
 ) {
     // Pods that are not scheduled need nothing yet, those that have ended need nothing any more. The API server reports a Pod
     // that no longer matches the selector as deleted.
@@ -205,7 +201,7 @@ async fn watch_workloads(
     // A workload that an attachment names and a later list does not is known to be gone, without waiting until it is stale.
     health.attachments.wait_until_listed().await;
     let watch = Watch { api, selector: FieldSelector::Required(fields), heartbeat: &health.workloads };
-    watch.run(facts::workload, WorkloadHandler { reconciler, queue }).await;
+    watch.run(|it| facts::workload(&driver, it), handler).await;
 }
 
 struct WorkloadHandler {

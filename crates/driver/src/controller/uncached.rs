@@ -14,6 +14,7 @@ use crate::api::call::{CallError, call};
 use crate::api::{self, MountpointS3PodAttachment};
 
 pub struct UncachedReader {
+    driver: String,
     attachments: Api<MountpointS3PodAttachment>,
     pods: Api<Pod>,
     nodes: Api<Node>,
@@ -46,6 +47,7 @@ pub enum UncachedReadError {
 impl UncachedReader {
     pub fn new(client: &Client, driver: &str, mountpoint_namespace: &str) -> Self {
         Self {
+            driver: driver.to_owned(),
             attachments: api::attachments(client.clone(), driver),
             pods: Api::all(client.clone()),
             nodes: Api::all(client.clone()),
@@ -97,7 +99,7 @@ impl UncachedReader {
             .await
             .map_err(|cause| UncachedReadError::Pods { node: node.to_owned(), cause })?;
         let is_workload = |it: &&Pod| it.metadata.namespace.as_ref() != Some(&self.mountpoint_namespace);
-        Ok(pods.items.iter().filter(is_workload).filter_map(facts::workload).collect())
+        Ok(pods.items.iter().filter(is_workload).filter_map(|it| facts::workload(&self.driver, it)).collect())
     }
 
     async fn attachments(&self, key: &ReconcileKey) -> Result<Vec<Attachment>, UncachedReadError> {

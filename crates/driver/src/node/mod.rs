@@ -22,6 +22,7 @@ pub mod source;
 pub mod strategies;
 pub mod taint;
 pub mod timing;
+pub mod workload_condition;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,11 +82,7 @@ impl Node {
         let target = publish.target.path().to_owned();
         let busy = || PublishError::TargetBusy { target: target.clone() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
-        let attribute = |key: &str| raw.volume_context.get(key).filter(|it| !it.is_empty()).cloned();
-        let uid = publish.target.workload().to_string();
-        let workload = attribute(WORKLOAD_NAMESPACE)
-            .zip(attribute(WORKLOAD_NAME))
-            .map(|(namespace, name)| PodReference { namespace, name, uid });
+        let workload = workload(&publish, raw);
         let volume = publish.target.volume().to_string();
         let bucket = publish.bucket.to_string();
         let ignored = policy::removed(&publish.arguments);
@@ -158,6 +155,13 @@ impl Node {
             let _ = tokio::task::spawn_blocking(move || node.strategies.sweep()).await;
         }
     }
+}
+
+/// The Pod of a publish. Unknown if the `CSIDriver` object does not set `podInfoOnMount`.
+fn workload(publish: &Publish, raw: &RawPublish<'_>) -> Option<PodReference> {
+    let attribute = |key: &str| raw.volume_context.get(key).filter(|it| !it.is_empty()).cloned();
+    let (namespace, name) = attribute(WORKLOAD_NAMESPACE).zip(attribute(WORKLOAD_NAME))?;
+    Some(PodReference { namespace, name, uid: publish.target.workload().to_string() })
 }
 
 /// The paths of the plugin, derived from kubelet's directory and the driver's name.

@@ -77,6 +77,15 @@ pub fn served_by(
     Ok(Some(ServedTarget { by, silence }))
 }
 
+/// Whether the target has a mount of version 1 or of strategy `systemd` whose engine is dead.
+pub fn has_dead_unit(host: &dyn Host, sources: &Path, target: &TargetPath, deadline: Instant) -> bool {
+    let Ok(target) = host.resolve(target.path()) else { return false };
+    let Ok(table) = host.mount_table() else { return false };
+    let Some(mount) = table.at(&target).filter(|it| it.is_ours()) else { return false };
+    let is_dead = || matches!(host.probe(&target, deadlines::within(deadlines::REPUBLISH, deadline)), Probe::Dead(_));
+    source_of(&table, mount.device, sources).is_none() && is_dead()
+}
+
 /// The name of the source with this device.
 pub fn source_of<'a>(table: &'a MountTable, device: Device, sources: &Path) -> Option<&'a str> {
     let mut of_sources = table.of_device(device).filter(|it| it.at.parent() == Some(sources));

@@ -337,3 +337,14 @@ fn volumes_without_their_secret_use_the_driver_s_keys_only_where_it_is_said() {
         assert_eq!(namespaces(&[strategy, listed]), "old,older");
     }
 }
+
+/// RBAC cannot restrict it to the conditions of Pods on one node; the policy does.
+#[test]
+fn the_node_writes_conditions_of_workloads_only_under_the_admission_policy() {
+    for (policy, strategy, expected) in [(true, "pod", true), (false, "pod", false), (true, "daemon", false)] {
+        let objects = render(&[("node.admissionPolicy", json!(policy)), ("strategy", json!(strategy))]);
+        let rules = &objects.get("ClusterRole", "s3-csi-driver-cluster-role")["rules"];
+        let found = elements(rules).any(|it| elements(&it["resources"]).any(|it| it == "pods/status"));
+        assert_eq!(found, expected, "admission policy: {policy}, strategy {strategy}");
+    }
+}

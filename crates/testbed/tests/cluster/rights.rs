@@ -10,12 +10,13 @@ use crate::world::{CLUSTER, DRIVER, NAMESPACE, Volume, Workload, delete_pods, ev
 type Right = String;
 
 /// Rights that are only used on rare occasions, and on which.
-const RARE: [(&str, &str, &str); 2] = [
+const RARE: [(&str, &str, &str); 3] = [
     (
         "s3-csi-driver-sa",
         "get /pods mount-s3",
         "read past the cache, when a Mountpoint Pod seems to be gone while its source is there",
     ),
+    ("s3-csi-driver-sa", "patch /pods/status", "the condition of a workload whose unit of version 1 has died"),
     (
         "s3-csi-driver-controller-sa",
         "create coordination.k8s.io/leases kube-system",

@@ -46,6 +46,11 @@ impl Cluster {
         self.0.create_mountpoint_pod(NAMESPACE, name, node).await.unwrap()
     }
 
+    /// A user's Pod. Answers the UID.
+    pub async fn create_workload(&self, name: &str, node: &str) -> String {
+        self.0.create_mountpoint_pod("default", name, Some(node)).await.unwrap()
+    }
+
     /// One that takes over from another one of the same source.
     pub async fn create_successor(&self, name: &str, node: &str, source: &str) -> String {
         let labels = json!({ format!("{DRIVER_NAME}/source"): source });
@@ -64,7 +69,12 @@ impl Cluster {
 
     /// One condition of a Mountpoint Pod: `status reason: message`.
     pub async fn condition(&self, name: &str, kind: &str) -> Option<String> {
-        let status = self.0.pods(NAMESPACE).get(name).await.unwrap().status?;
+        self.condition_in(NAMESPACE, name, kind).await
+    }
+
+    /// The same of any Pod.
+    pub async fn condition_in(&self, namespace: &str, name: &str, kind: &str) -> Option<String> {
+        let status = self.0.pods(namespace).get(name).await.unwrap().status?;
         let found = status.conditions?.into_iter().find(|it| it.type_ == kind)?;
         let (reason, message) = (found.reason.unwrap_or_default(), found.message.unwrap_or_default());
         Some(format!("{} {reason}: {message}", found.status))

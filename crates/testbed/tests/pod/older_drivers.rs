@@ -1,6 +1,7 @@
 //! The hand-over protocol of the earlier driver, in both directions: an upgrade replaces the node plugin while its Mountpoint Pods
 //! run, and the reverse.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -198,10 +199,56 @@ fn a_mount_of_version_1_is_kept_with_rotated_keys_that_are_removed_with_it() {
         assert_eq!(world.mounts(), before, "nothing is mounted over it");
         let keys = fs::read_to_string(&files[1]).unwrap();
         assert!(keys.contains(&world.store.account().access_key), "the keys were not refreshed: {keys}");
+        // Those of a Secret as well.
+        let mut with_secret = volume.clone();
+        with_secret.attributes.insert("authenticationSource".to_owned(), "secret".to_owned());
+        let secret = [("access_key_id", "rotated"), ("secret_access_key", "rotated-NeverPrintThis")];
+        with_secret.secrets.extend(secret.map(|(key, value)| (key.to_owned(), value.to_owned())));
+        world.publish(&with_secret);
+        let keys = fs::read_to_string(&files[1]).unwrap();
+        assert!(keys.contains("aws_access_key_id=rotated\n"), "the Secret's keys were not written: {keys}");
+        assert_eq!(world.mounts(), before, "nothing is mounted over it");
         world.unpublish(volume);
         assert!(files.iter().all(|it| !it.exists()), "keys are left: {files:?}");
         assert!(mount.process().unwrap().wait_for_end().success());
         drop(mount);
     }
+    world.check_nothing_mounted();
+}
+
+/// Its container is ready and never ends: only the node knows that the mount is dead.
+#[test]
+fn a_dead_mount_of_version_1_is_reported_to_the_controller_and_mounted_again() {
+    let fixture = Fixture::new("pod-version-1-dies");
+    let world = World::start(&fixture);
+    let name = format!("kept-{}", world.node_name);
+    let uid = world.runtime.block_on(world.cluster.create_workload(&name, &world.node_name));
+    let mut volume = CsiVolume::new(BUCKET, PV, &uid);
+    volume.attributes.insert("csi.storage.k8s.io/pod.name".to_owned(), name.clone());
+    let condition = || {
+        let kind = "s3.csi.scality.com/Mounted";
+        world.runtime.block_on(world.cluster.condition_in("default", &name, kind)).unwrap_or_default()
+    };
+
+    let (mount, files) = mount_as_version_1(&fixture, &world, &volume, &["--allow-delete"]);
+    world.publish(&volume);
+    assert_eq!(condition(), "", "a mount that answers needs no condition");
+    mount.process().unwrap().kill();
+    let refused = world.try_publish_within(&volume, Duration::from_secs(3));
+    check_refused(refused, Code::Unavailable, &["no Mountpoint Pod is assigned to workload", &uid]);
+    assert!(condition().starts_with("False EngineDied: the unit that served volume pv-1 is dead"), "{}", condition());
+
+    // What the controller does then.
+    let pod = world.run_pod(1);
+    let entries = BTreeMap::from([(pod.name.clone(), vec![uid])]);
+    world.runtime.block_on(world.cluster.attach(&world.node_name, PV, &entries));
+    let target = world.publish(&volume);
+    fs::write(target.join("file"), "content").unwrap();
+    assert_eq!(world.store.object(BUCKET, "file").as_deref(), Some(b"content".as_slice()));
+    assert!(condition().starts_with("True VolumeRemounted: a Mountpoint Pod serves volume pv-1"), "{}", condition());
+    world.unpublish(&volume);
+    assert!(files.iter().all(|it| !it.exists()), "keys are left: {files:?}");
+    world.retire(&pod);
+    drop(mount);
     world.check_nothing_mounted();
 }

@@ -124,7 +124,7 @@ fn every_right_is_used_none_is_missing_and_other_nodes_are_out_of_reach() {
         let config = Config::from_custom_kubeconfig(config, &KubeConfigOptions::default()).await.unwrap();
         let client = Client::try_from(config).unwrap();
         let nodes: Api<Node> = Api::all(client.clone());
-        let pods: Api<Pod> = Api::namespaced(client, NAMESPACE);
+        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         let parameters = PatchParams::default();
         let no_taints = Patch::Merge(json!({ "spec": { "taints": null } }));
         let own = world.node_name.as_str();
@@ -148,7 +148,7 @@ fn every_right_is_used_none_is_missing_and_other_nodes_are_out_of_reach() {
             |kind: &str| Patch::Strategic(json!({ "status": { "conditions": [{ "type": kind, "status": "True" }] } }));
         let ours = condition("s3.csi.scality.com/Mounted");
         let refused = pods.patch_status(&elsewhere, &parameters, &ours).await.unwrap_err().to_string();
-        assert!(refused.contains("may change Mountpoint Pods on its own node only"), "{refused}");
+        assert!(refused.contains("may change Pods on its own node only"), "{refused}");
         let refused = pods.patch_status(&pod.name, &parameters, &condition("Ready")).await.unwrap_err().to_string();
         assert!(refused.contains("may write the conditions s3.csi.scality.com/Mounted and Movable only"), "{refused}");
         for change in [
@@ -164,6 +164,17 @@ fn every_right_is_used_none_is_missing_and_other_nodes_are_out_of_reach() {
                 "{change}: {refused}"
             );
         }
+        // A user's Pod on another node, and one on its own.
+        let users: Api<Pod> = Api::namespaced(client, "default");
+        let (theirs, own_user) = (format!("{other}-user"), format!("{own}-user"));
+        for (name, node) in [(&theirs, other.as_str()), (&own_user, own)] {
+            world.cluster.create_workload(name, node).await;
+        }
+        let refused = users.patch_status(&theirs, &parameters, &ours).await.unwrap_err().to_string();
+        assert!(refused.contains("may change Pods on its own node only"), "{refused}");
+        let refused = users.patch_status(&own_user, &parameters, &condition("Ready")).await.unwrap_err().to_string();
+        assert!(refused.contains("may write the conditions s3.csi.scality.com/Mounted and Movable only"), "{refused}");
+        users.patch_status(&own_user, &parameters, &ours).await.unwrap();
         for kind in ["s3.csi.scality.com/Mounted", "s3.csi.scality.com/Movable"] {
             pods.patch_status(&pod.name, &parameters, &condition(kind)).await.unwrap();
         }

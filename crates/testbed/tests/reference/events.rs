@@ -78,6 +78,16 @@ const CONDITIONS: [(&str, &str, &str); 8] = [
     ("NotReported", "Unknown", "nothing was mounted yet, or the node plugin is an older version"),
 ];
 
+/// Reason of the condition `Mounted` of a workload, its status, meaning.
+const WORKLOAD_CONDITIONS: [(&str, &str, &str); 2] = [
+    (
+        "EngineDied",
+        "False",
+        "a unit of version 1 or of strategy `systemd` that served a volume is dead; a Mountpoint Pod replaces it",
+    ),
+    ("VolumeRemounted", "True", "the Mountpoint Pod serves that volume"),
+];
+
 /// Reason of the condition `Movable` of a Mountpoint Pod, its status, meaning.
 const MOVABLE: [(&str, &str, &str); 3] = [
     ("MountHeld", "True", "another Mountpoint Pod can take over while this one serves"),
@@ -111,6 +121,13 @@ fn the_events_page_is_what_the_list_says() {
     for (reason, status, meaning) in CONDITIONS {
         writeln!(page, "| `{reason}` | `{status}` | {meaning} |").unwrap();
     }
+    page.push_str(
+        "\n## Condition `Mounted` of a workload\n\nOnly workloads with a dead unit have it, with strategy `pod`.\n",
+    );
+    page.push_str("\n| reason | status | meaning |\n|---|---|---|\n");
+    for (reason, status, meaning) in WORKLOAD_CONDITIONS {
+        writeln!(page, "| `{reason}` | `{status}` | {meaning} |").unwrap();
+    }
     page.push_str("\n## Condition `Movable`\n\n| reason | status | meaning |\n|---|---|---|\n");
     for (reason, status, meaning) in MOVABLE {
         writeln!(page, "| `{reason}` | `{status}` | {meaning} |").unwrap();
@@ -127,6 +144,7 @@ fn the_events_page_is_what_the_list_says() {
 fn every_reason_of_the_sources_is_listed_and_every_listed_one_exists() {
     let listed: BTreeSet<&str> = (EVENTS.iter().map(|it| it.0))
         .chain(CONDITIONS.iter().map(|it| it.0))
+        .chain(WORKLOAD_CONDITIONS.iter().map(|it| it.0))
         .chain(MOVABLE.iter().map(|it| it.0))
         .chain(REMEDIATIONS.iter().map(|it| it.0))
         .collect();

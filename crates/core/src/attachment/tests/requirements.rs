@@ -16,6 +16,7 @@ fn workload(claims: &[&str]) -> Workload {
         phase: PodPhase::Pending,
         is_terminating: false,
         is_unready: false,
+        has_dead_mount: false,
         fs_group: None,
         claims: claims.iter().map(|it| ClaimSource::Claim((*it).to_owned())).collect(),
     }
@@ -128,9 +129,12 @@ fn only_our_volumes_count_and_each_once() {
 
 /// Its volume may have been mounted by version 1, whose engine died.
 #[test]
-fn a_running_workload_that_is_not_ready_waits_for_its_volumes() {
+fn a_running_workload_with_a_dead_mount_or_not_ready_waits_for_its_volumes() {
     let running = Workload { phase: PodPhase::Running, ..workload(&["data"]) };
     assert_eq!(running.activity(), Activity::Using);
+    let dead = Workload { has_dead_mount: true, ..running.clone() };
+    assert_eq!(dead.activity(), Activity::Starting);
+    assert_eq!(Workload { is_terminating: true, ..dead }.activity(), Activity::Using);
     let unready = Workload { is_unready: true, ..running };
     assert_eq!(unready.activity(), Activity::Starting);
     assert_eq!(Workload { is_terminating: true, ..unready.clone() }.activity(), Activity::Using);

@@ -27,6 +27,7 @@ fn workload(name: &str, node: &str, claim: &str) -> Workload {
         phase: PodPhase::Pending,
         is_terminating: false,
         is_unready: false,
+        has_dead_mount: false,
         fs_group: None,
         claims: vec![ClaimSource::Claim(claim.to_owned())],
     }

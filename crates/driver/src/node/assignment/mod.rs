@@ -95,6 +95,11 @@ impl Assignments {
         let _ = tokio::time::timeout_at(deadline.into(), version.wait_for(is_assigned)).await;
     }
 
+    /// Whether the controller has not assigned a Mountpoint Pod to a workload, as far as the watches have delivered.
+    pub fn is_unassigned(&self, workload: &WorkloadUid, volume: &PvName) -> bool {
+        matches!(self.facts.lock().find(workload, volume), Err(Missing::Unassigned))
+    }
+
     /// The Mountpoint Pod of this name, if it is on this node.
     pub fn pod(&self, name: &str) -> Option<LocalMountpointPod> {
         self.facts.lock().pods.get(name).cloned()

@@ -26,6 +26,7 @@ use super::other_mounts;
 use super::reporter::MountOutcome;
 use super::source::{Mounter, SourceManager, SourceSpec};
 use super::timing::{CallPhase, CallTimer};
+use super::workload;
 use crate::host::Host;
 use crate::systemd::Limits;
 
@@ -143,7 +144,7 @@ impl Strategy {
                 PodShape::parse(raw.volume_context, mount_options(raw))
                     .and_then(|it| it.set_cache_options(&mut publish.arguments))
                     .map_err(|cause| PublishError::Shape { cause })?;
-                pods.publish(&publish, deadline, timer)
+                pods.publish(&publish, workload(&publish, raw).as_ref(), deadline, timer)
             }
             // The limits of the mounter's own container apply to all engines together.
             Self::Daemon(daemon) => daemon.publish(&publish, deadline, timer),

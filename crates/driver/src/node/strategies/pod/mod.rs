@@ -17,6 +17,7 @@ use s3csi_core::publish::Publish;
 use s3csi_core::target::TargetPath;
 use s3csi_handoff::{COMMUNICATION_VOLUME, MountRequest};
 
+use crate::api::recorder::PodReference;
 use crate::credentials;
 use crate::host::{SafeDir, SafeDirError};
 use crate::keyed_locks::KeyedLocks;
@@ -29,6 +30,7 @@ use crate::node::reporter::MountOutcome;
 use crate::node::source::{Mounter, MounterKind, SourceManager, SourceSpec};
 use crate::node::strategies::{PublishOutcome, PublishResult, mount_and_bind};
 use crate::node::timing::{CallPhase, CallTimer};
+use crate::node::workload_condition::WorkloadConditions;
 use crate::node::{bind, legacy_v1};
 
 /// Reserved for the engine's start after its Mountpoint Pod runs: the engine gives up after 30 seconds.
@@ -47,10 +49,17 @@ pub struct MountpointPods {
     /// One change per source at a time.
     pub locks: KeyedLocks,
     pub other_mounts: OtherMounts,
+    pub workload_conditions: WorkloadConditions,
 }
 
 impl MountpointPods {
-    pub fn publish(&self, publish: &Publish, deadline: Instant, timer: &CallTimer) -> PublishResult {
+    pub fn publish(
+        &self,
+        publish: &Publish,
+        workload: Option<&PodReference>,
+        deadline: Instant,
+        timer: &CallTimer,
+    ) -> PublishResult {
         let keys = self.engine_config.keys(publish)?;
         // Invalid options are refused before anything is waited for.
         let engine = self.engine_config.command(publish, &self.view)?;
@@ -67,6 +76,11 @@ impl MountpointPods {
         if let Some(target) = served.filter(|it| !self.give_up_if_replaced(publish, it)) {
             return timer.time(CallPhase::Credentials, || self.refresh_served(publish, keys, target));
         }
+        let volume = publish.target.volume();
+        let dead = workload.filter(|_| other_mounts::has_dead_unit(host, &self.sources, &publish.target, deadline));
+        if let Some(workload) = dead.filter(|_| self.assignments.is_unassigned(publish.target.workload(), volume)) {
+            self.workload_conditions.mount_died(workload, volume.as_str());
+        }
         // Mostly waited for already, without a thread: see `wait_until_assigned`.
         let pod = self.assigned(publish, assignment_deadline(Instant::now(), deadline))?;
         let busy = || PublishError::SourceBusy { bucket: publish.bucket.to_string() };
@@ -78,6 +92,9 @@ impl MountpointPods {
         match &outcome {
             Ok(_) => self.manager.failpoints.hit(Failpoint::Bound),
             Err(_) => self.tidy(&pod),
+        }
+        if let Some(workload) = dead.filter(|_| outcome.is_ok()) {
+            self.workload_conditions.remounted(workload, volume.as_str());
         }
         // The target may have been a bind mount of another source, which is now unused.
         self.assignments.request_sweep();
