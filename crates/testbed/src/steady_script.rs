@@ -26,6 +26,9 @@ pub const SHOW_HELD: &str = "cat /tmp/held";
 /// Lets the script end after the round that it is in, and waits for it.
 pub const STOP: &str = "touch /tmp/stop; until [ -e /tmp/stopped ]; do sleep 0.1; done";
 
+/// Lets the script's process end after the round that it is in: the container ends.
+pub const END: &str = "touch /tmp/end /tmp/stop";
+
 /// The object that a round creates. Its content is the number of the round.
 pub fn created(round: u64) -> String {
     format!("written-{round}")
@@ -70,7 +73,7 @@ until [ -e stop ]; do
   sleep 0.1
 done
 touch stopped
-exec sleep 100000
+[ -e end ] || exec sleep 100000
 "
     )
 }
@@ -84,7 +87,7 @@ mod tests {
     use crate::steady_reader::ReaderReport;
     use crate::wait::wait_for;
 
-    /// In a directory of its own instead of /tmp, and without the sleep at its end.
+    /// In a directory of its own instead of /tmp.
     #[track_caller]
     fn check(change: &str, expected: &[&str]) {
         let home = tempfile::tempdir().unwrap();
@@ -93,8 +96,7 @@ mod tests {
         fs::create_dir(&own).unwrap();
         fs::write(data.join(SEED), "0123456789abcdef0123456789abcdef").unwrap();
         let script = steady_script(data.to_str().unwrap(), SteadyAccess::CreateAndAppend)
-            .replace("cd /tmp", &format!("cd {}", own.display()))
-            .replace("exec sleep 100000", "");
+            .replace("cd /tmp", &format!("cd {}", own.display()));
         let mut shell = Command::new("busybox").args(["sh", "-c", &script]).stdin(Stdio::null()).spawn().unwrap();
         let report = || {
             let text = ["report", "errors"].map(|it| fs::read_to_string(own.join(it)).unwrap_or_default()).concat();
@@ -106,6 +108,7 @@ mod tests {
         }
         let before = report().rounds;
         wait_for("rounds follow", || before + 1 < report().rounds);
+        fs::write(own.join("end"), "").unwrap();
         fs::write(own.join("stop"), "").unwrap();
         shell.wait().unwrap();
         let report = report();

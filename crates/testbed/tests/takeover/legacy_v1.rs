@@ -59,7 +59,11 @@ fn a_unit_of_version_1_that_dies_is_replaced_by_a_mountpoint_pod_without_a_new_w
     let [unit] = &world.units()[..] else { panic!("{:?}", world.units()) };
 
     world.on_node(&format!("systemctl kill --signal=KILL {unit}"));
-    // A workload that notices ends, or its probes end it. kubelet cannot start it with a dead mount.
+    // Without a probe: its container runs on with the dead mount.
+    world.eventually("the volume is mounted again, by a Mountpoint Pod", || {
+        !world.mountpoint_pods().is_empty() && world.is_served_on_node(&workload)
+    });
+    assert_eq!(world.restarts(&workload), 0, "nothing has restarted the container");
     world.restart_container(&workload);
     world.check_undisturbed(&workload);
     world.check_all_stored(&workload);

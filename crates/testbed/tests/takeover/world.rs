@@ -169,12 +169,24 @@ impl World {
         self.cluster.get(&format!("/api/v1/namespaces/default/pods/{name}")).unwrap_or_default()
     }
 
+    /// How often its container was started again.
+    pub fn restarts(&self, workload: &Workload) -> u64 {
+        self.pod(&workload.name)["status"]["containerStatuses"][0]["restartCount"].as_u64().unwrap_or_default()
+    }
+
+    /// Whether the volume answers on the node, whatever the workload's container sees.
+    pub fn is_served_on_node(&self, workload: &Workload) -> bool {
+        let target =
+            format!("/var/lib/kubelet/pods/{}/volumes/kubernetes.io~csi/{}/mount", workload.uid, workload.name);
+        self.on_node(&format!("cat {target}/{} 2>/dev/null || true", steady_script::SEED)) == "seed\n"
+    }
+
     /// The workload's process ends, and kubelet has started its container again.
     pub fn restart_container(&self, workload: &Workload) {
-        self.run(workload, "touch /tmp/stop");
+        self.run(workload, steady_script::END);
         let is_restarted = || {
-            let container = self.pod(&workload.name)["status"]["containerStatuses"][0].clone();
-            container["restartCount"].as_u64().is_some_and(|it| 0 < it) && container["ready"] == true
+            let is_ready = self.pod(&workload.name)["status"]["containerStatuses"][0]["ready"] == true;
+            is_ready && 0 < self.restarts(workload)
         };
         self.eventually(&format!("the container of {} is started again", workload.name), is_restarted);
         assert_eq!(self.pod(&workload.name)["metadata"]["uid"], workload.uid.as_str(), "it is the same Pod");
