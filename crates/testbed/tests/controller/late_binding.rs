@@ -98,7 +98,7 @@ async fn the_volume_may_come_last() {
 const SERVED: [&str; 2] = ["attachment pv on node: mp(a)=a", "pod mp(a) of pv on node: Pending"];
 
 /// A workload is not served: another one that is created later is, and nothing else exists then. It is removed again.
-async fn check_nothing_before_another(world: &World, workload: &Workload, other: &str) {
+pub async fn check_nothing_before_another(world: &World, workload: &Workload, other: &str) {
     world.volume(other).await;
     let later = world.workload(other, on(other, &[other])).await;
     let expected = [

@@ -1,7 +1,9 @@
 //! A Mountpoint Pod that is lost while somebody needs it is replaced, under the same name.
 
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::json;
 
+use crate::late_binding::check_nothing_before_another;
 use crate::world::objects::on;
 use crate::world::{Workload, World, eventually};
 
@@ -75,4 +77,27 @@ async fn a_deleted_attachment_is_recreated_with_the_same_pod() {
     .await;
     world.check(&[&a], &RUNNING).await;
     assert_eq!(uid_of_pod(&world).await, old);
+}
+
+/// The unit of version 1 that serves it has died, as its node says; its containers run on.
+#[tokio::test]
+async fn a_running_workload_with_a_dead_mount_gets_a_mountpoint_pod() {
+    let world = World::shared("dead-unit").await;
+    world.create_volume("pv", world.order(&[], &[])).await;
+    world.create_claim("pv").await;
+    let a = world.workload("a", on("node", &["pv"])).await;
+    world.set_phase(&a, "Running").await;
+    check_nothing_before_another(&world, &a, "unbound").await;
+    world.bind("pv").await;
+    check_nothing_before_another(&world, &a, "served").await;
+    let mounted = async |status: &str| {
+        let condition = json!({ "type": format!("{}/Mounted", world.driver), "status": status });
+        let patch = Patch::Strategic(json!({ "status": { "conditions": [condition] } }));
+        world.pod_api(&a.namespace).patch_status(&a.name, &PatchParams::default(), &patch).await.unwrap();
+    };
+    mounted("False").await;
+    world.check(&[&a], &PENDING).await;
+    world.set_pod_phase(&a, "pv", "Running").await;
+    mounted("True").await;
+    world.check(&[&a], &RUNNING).await;
 }
