@@ -2,7 +2,8 @@
 # Writes the images of the driver that `make tools` builds from another project, for the tests that upgrade from it to ours:
 #   DIRECTORY/driver.tar   localhost/aws-s3-csi-driver:v1.15.0, its programs around our engine
 #   DIRECTORY/sidecar.tar  localhost/csi-sidecar:test, which stands for the registrar and the livenessprobe
-# Usage: scripts/earlier-driver-image.sh PROGRAMS-DIRECTORY DIRECTORY
+# TOOL is aws-s3-csi-driver or aws-s3-csi-driver-unchanged.
+# Usage: scripts/earlier-driver-image.sh PROGRAMS-DIRECTORY TOOL DIRECTORY
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/narrate.sh
@@ -14,11 +15,11 @@ readonly CA_BUNDLE=/etc/ssl/certs/ca-certificates.crt
 # Loaded once, on this machine.
 export OCI_COMPRESSION=--fast
 
-(($# == 2)) || fail "usage: scripts/earlier-driver-image.sh PROGRAMS-DIRECTORY DIRECTORY"
+(($# == 3)) || fail "usage: scripts/earlier-driver-image.sh PROGRAMS-DIRECTORY TOOL DIRECTORY"
 programs=$1
-output=$(realpath --canonicalize-missing "$2")
+output=$(realpath --canonicalize-missing "$3")
 tools=${S3CSI_TOOLS:-${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/tools/bin}
-driver=$(dirname "$(readlink --canonicalize-existing "$tools/aws-s3-csi-driver")") || fail "there is no $tools/aws-s3-csi-driver; run: make tools"
+driver=$(dirname "$(readlink --canonicalize-existing "$tools/$2")") || fail "there is no $tools/$2; run: make tools"
 work=$(mktemp --directory /tmp/s3csi-image.XXXXXX)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$output"

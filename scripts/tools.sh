@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the programs that tests and lint use, pinned, once per version, into the user's cache:
 #   <cache>/s3csi/tools/<name>-<version>/<name>, linked as <cache>/s3csi/tools/bin/<name>
-# The other programs of its module and its chart are beside aws-s3-csi-driver.
+# The other programs of its module and its chart are beside aws-s3-csi-driver and aws-s3-csi-driver-unchanged.
 # Usage: scripts/tools.sh [NAME…]   (without a name: all)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 source scripts/narrate.sh
 
 # Name, version, package, and "in-tree" for a module that builds only as the main module, because it has replace directives, or
-# "driver" for another CSI driver, of which all programs are built under our driver's name,
+# "driver" for another CSI driver, of which all programs are built under our driver's name, "unchanged" for one under its own name,
 # or "crate" for a program from crates.io.
 # Versions are exact: not every module proxy can list the versions of these modules.
 readonly TOOLS=(
@@ -27,6 +27,8 @@ readonly TOOLS=(
   "actionlint v1.7.12 github.com/rhysd/actionlint/cmd/actionlint"
   # The driver that Scality's 1.x and 2.x were forked from: tests upgrade clusters from it to ours.
   "aws-s3-csi-driver v1.15.0 github.com/awslabs/mountpoint-s3-csi-driver/cmd/aws-s3-csi-driver driver"
+  # The same under its own name: tests upgrade from it with driverName=s3.csi.aws.com.
+  "aws-s3-csi-driver-unchanged v1.15.0 github.com/awslabs/mountpoint-s3-csi-driver/cmd/aws-s3-csi-driver unchanged"
 )
 readonly ROOT=${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/tools
 
@@ -44,6 +46,7 @@ ensure_tool() {
       in-tree) narrated "$title" build_in_tree "$unfinished" "$version" "$package" ;;
       crate) narrated "$title" install_crate "$unfinished" "$version" "$package" ;;
       driver) narrated "$title" build_driver "$unfinished" "$version" "$package" ;;
+      unchanged) narrated "$title" build_unchanged "$unfinished" "$version" "$package" ;;
       *)
         narrated "$title" \
           env CGO_ENABLED=0 GOBIN="$unfinished" go install -trimpath -ldflags='-s -w' "$package@$version"
@@ -78,7 +81,6 @@ build_in_tree() {
 # with the version of attachments and the names of Mountpoint Pods that Scality's fork of it has.
 build_driver() {
   local directory=$1 version=$2 package=$3 source
-  local labels=${package%%/cmd/*}/pkg/driver/version.driverVersion=${version#v}
   source=$(copy_module "$version" "$package")
   grep --recursive --files-with-matches --include='*.go' --include='*.yaml' --fixed-strings s3.csi.aws.com "$source" |
     xargs sed --in-place 's/s3\.csi\.aws\.com/s3.csi.scality.com/g'
@@ -87,6 +89,19 @@ build_driver() {
   sed --in-place --expression 's|GenerateName: "mp-",|Name: fmt.Sprintf("mp-%x", sha256.Sum224([]byte(uuid.NewString()+pv.Name))),|' \
     --expression 's|^\t"errors"$|\t"crypto/sha256"\n&|' \
     --expression 's|^\t"github.com/go-logr/logr"$|&\n\t"github.com/google/uuid"|' "$source/pkg/podmounter/mppod/creator.go"
+  build_programs_and_chart "$directory" "$version" "$package" "$source"
+}
+
+# build_unchanged DIRECTORY VERSION PACKAGE: all programs of another driver and its chart.
+build_unchanged() {
+  build_programs_and_chart "$1" "$2" "$3" "$(copy_module "$2" "$3")"
+  ln -s "${3##*/}" "$1/${3##*/}-unchanged"
+}
+
+# build_programs_and_chart DIRECTORY VERSION PACKAGE SOURCE: the source is removed.
+build_programs_and_chart() {
+  local directory=$1 version=$2 package=$3 source=$4
+  local labels=${package%%/cmd/*}/pkg/driver/version.driverVersion=${version#v}
   (cd "$source" && CGO_ENABLED=0 go build -mod=mod -trimpath -ldflags="-s -w -X $labels" -o "$directory" ./cmd/...)
   cp -r "$source"/charts/* "$directory/chart"
   rm -rf "$source"

@@ -1,5 +1,5 @@
-//! The driver that Scality's 1.x and 2.x were forked from, built by `make tools` under our driver's name: clusters that run it are
-//! upgraded to ours. Its engine is ours; a stand-in of the testbed registers it with kubelet.
+//! The driver that Scality's 1.x and 2.x were forked from, built by `make tools` under our driver's name and under its own: clusters
+//! that run it are upgraded to ours. Its engine is ours; a stand-in of the testbed registers it with kubelet.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,32 @@ pub enum EarlierMounter {
     Systemd,
     /// The Mountpoint Pods of version 2, with attachments `v2beta`.
     Pod,
+}
+
+/// The name under which the earlier driver is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EarlierBuild {
+    /// Ours, with the version of attachments and the names of Mountpoint Pods that Scality's fork has.
+    Scality,
+    /// Its own; the program is unchanged.
+    Aws,
+}
+
+impl EarlierBuild {
+    pub const fn driver_name(self) -> &'static str {
+        match self {
+            Self::Scality => "s3.csi.scality.com",
+            Self::Aws => "s3.csi.aws.com",
+        }
+    }
+
+    /// As `make tools` calls it.
+    const fn tool(self) -> &'static str {
+        match self {
+            Self::Scality => "aws-s3-csi-driver",
+            Self::Aws => "aws-s3-csi-driver-unchanged",
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -33,17 +59,17 @@ pub enum EarlierDriverError {
 }
 
 /// Its Helm chart.
-pub fn chart() -> Result<PathBuf, EarlierDriverError> {
-    let program = environment::tool("aws-s3-csi-driver").map_err(|cause| EarlierDriverError::Missing { cause })?;
+pub fn chart(build: EarlierBuild) -> Result<PathBuf, EarlierDriverError> {
+    let program = environment::tool(build.tool()).map_err(|cause| EarlierDriverError::Missing { cause })?;
     let program = program.canonicalize().unwrap_or(program);
     Ok(program.with_file_name("chart"))
 }
 
 /// Writes the archives of its image and of its sidecars'.
-pub fn write_images(directory: &Path) -> Result<[PathBuf; 2], EarlierDriverError> {
+pub fn write_images(build: EarlierBuild, directory: &Path) -> Result<[PathBuf; 2], EarlierDriverError> {
     let program = environment::product("csi-sidecar").map_err(|cause| EarlierDriverError::Missing { cause })?;
     let mut script = Command::new(environment::workspace().join("scripts/earlier-driver-image.sh"));
-    script.arg(program.parent().unwrap_or(Path::new("/"))).arg(directory).stdin(Stdio::null());
+    script.arg(program.parent().unwrap_or(Path::new("/"))).arg(build.tool()).arg(directory).stdin(Stdio::null());
     let made = script.output().map_err(|cause| EarlierDriverError::Run { cause })?;
     if !made.status.success() {
         return Err(EarlierDriverError::Failed { output: String::from_utf8_lossy(&made.stderr).into_owned() });

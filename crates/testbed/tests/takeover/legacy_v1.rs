@@ -1,12 +1,27 @@
 //! Units of version 1 under our default strategy `pod`.
 
-use s3csi_testbed::earlier_driver::EarlierMounter;
+use s3csi_testbed::earlier_driver::{EarlierBuild, EarlierMounter};
 
-use crate::world::{Access, PLUGIN_DIRECTORY, SECOND_KEYS, World};
+use crate::world::{Access, SECOND_KEYS, World};
 
 #[test]
 fn units_of_version_1_serve_on_get_rotated_keys_and_leave_nothing() {
-    let world = World::start("takeover-v1", EarlierMounter::Systemd);
+    check_units_serve_on(&World::start("takeover-v1", EarlierMounter::Systemd));
+}
+
+/// The driver of AWS, unchanged, is replaced by ours under its name.
+#[test]
+fn units_of_the_driver_of_aws_serve_on_and_a_recreated_workload_gets_a_mountpoint_pod() {
+    let world = World::start_build("takeover-aws", EarlierBuild::Aws, EarlierMounter::Systemd);
+    check_units_serve_on(&world);
+    let workload = world.start_pod("kept-unit", Access::ReadWrite);
+    world.check_undisturbed(&workload);
+    assert_eq!(world.mountpoint_pods().len(), 1, "the recreated workload has a Mountpoint Pod");
+    world.delete_pod(&workload);
+    world.check_nothing_left();
+}
+
+fn check_units_serve_on(world: &World) {
     let workload = world.start_workload("kept-unit", Access::ReadWrite);
     let reader = world.start_workload("kept-reader", Access::ReadOnly);
     let (units, mount) = (world.units(), world.mount_in_container(&workload));
@@ -20,7 +35,8 @@ fn units_of_version_1_serve_on_get_rotated_keys_and_leave_nothing() {
     world.rotate_driver_keys(SECOND_KEYS);
     let (access_key, _) = SECOND_KEYS;
     for workload in [&workload, &reader] {
-        let file = format!("{PLUGIN_DIRECTORY}/{}-{}-s3-csi-credentials", workload.uid, workload.name);
+        let (uid, name) = (&workload.uid, &workload.name);
+        let file = format!("{}/{uid}-{name}-s3-csi-credentials", world.plugin_directory());
         world.eventually("the new keys are where the unit reads them", || {
             world.on_node(&format!("cat {file} || true")).contains(access_key)
         });
@@ -85,7 +101,7 @@ fn keys_left_behind_are_removed_and_those_of_a_running_unit_stay() {
     let gone = "5a6c1b6e-0000-4000-8000-000000000000-gone-s3-csi";
     let leave = || {
         for end in ["config", "credentials"] {
-            let file = format!("{PLUGIN_DIRECTORY}/{gone}-{end}");
+            let file = format!("{}/{gone}-{end}", world.plugin_directory());
             world.on_node(&format!("echo '[{gone}]' > {file}; touch -d '1 hour ago' {file}"));
         }
     };

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::world::{Access, DRIVER, FIRST_KEYS, NAMESPACE, PLUGIN_DIRECTORY, SECOND_KEYS, Workload, World};
+use crate::world::{Access, FIRST_KEYS, NAMESPACE, SECOND_KEYS, Workload, World};
 
 /// Each direction once.
 const WALK: [&str; 7] = ["pod", "systemd", "daemon", "pod", "daemon", "systemd", "pod"];
@@ -79,23 +79,23 @@ fn strategy_of(world: &World, workload: &Workload) -> &'static str {
 }
 
 /// Where engines of a strategy read their keys.
-fn key_directory(strategy: &str) -> String {
+fn key_directory(world: &World, strategy: &str) -> String {
     match strategy {
         "pod" => "/var/lib/kubelet/pods/*/volumes/kubernetes.io~empty-dir/comm/credentials".to_owned(),
-        "daemon" => format!("/run/{DRIVER}/*/credentials"),
-        _ => format!("{PLUGIN_DIRECTORY}/systemd/*"),
+        "daemon" => format!("/run/{}/*/credentials", world.driver()),
+        _ => format!("{}/systemd/*", world.plugin_directory()),
     }
 }
 
 fn has_key(world: &World, strategy: &str, access_key: &str) -> bool {
-    let find = format!("grep -rlw {access_key} {} 2>/dev/null || true", key_directory(strategy));
+    let find = format!("grep -rlw {access_key} {} 2>/dev/null || true", key_directory(world, strategy));
     !world.on_node(&find).is_empty()
 }
 
 /// What is left of a strategy whose only workload is gone.
 fn left(world: &World, strategy: &str, workload: &Workload) -> Vec<String> {
     let lines = |script: &str| world.on_node(script).lines().map(str::to_owned).collect::<Vec<_>>();
-    let mut found = lines(&format!("ls -d {} 2>/dev/null || true", key_directory(strategy)));
+    let mut found = lines(&format!("ls -d {} 2>/dev/null || true", key_directory(world, strategy)));
     let processes = world.on_node("cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n'");
     found.extend(processes.lines().filter(|it| *it == workload.name).map(|it| format!("an engine of {it}")));
     let sources =

@@ -3,19 +3,15 @@
 use std::time::{Duration, Instant};
 
 use s3csi_testbed::cluster::{Cluster, ClusterHost};
-use s3csi_testbed::earlier_driver::{self, EarlierMounter};
+use s3csi_testbed::earlier_driver::{self, EarlierBuild, EarlierMounter};
 use s3csi_testbed::steady_reader::ReaderReport;
 use s3csi_testbed::steady_script::{self, SteadyAccess, steady_script};
 use s3csi_testbed::wait::wait_patiently_until;
 use s3csi_testbed::{environment, image};
 use serde_json::{Value, json};
 
-pub const DRIVER: &str = "s3.csi.scality.com";
 pub const NAMESPACE: &str = "kube-system";
 pub const NODE: ClusterHost = ClusterHost::Node(1);
-
-/// Where both drivers keep what belongs to the driver on a node.
-pub const PLUGIN_DIRECTORY: &str = "/var/lib/kubelet/plugins/s3.csi.scality.com";
 
 /// Pods run after some seconds on an idle machine, and kubelet publishes again after one or two minutes; CI machines are not idle.
 const PATIENCE: Duration = Duration::from_mins(4);
@@ -28,6 +24,7 @@ pub const SECOND_KEYS: (&str, &str) = ("second", "second-NeverPrintThis");
 
 pub struct World {
     pub cluster: Cluster,
+    build: EarlierBuild,
 }
 
 /// What a workload does with its volume.
@@ -46,25 +43,38 @@ pub struct Workload {
 impl World {
     /// The earlier driver runs and kubelet knows it.
     pub fn start(name: &str, mounter: EarlierMounter) -> Self {
-        let world = Self::prepare(name);
+        Self::start_build(name, EarlierBuild::Scality, mounter)
+    }
+
+    pub fn start_build(name: &str, build: EarlierBuild, mounter: EarlierMounter) -> Self {
+        let world = Self::prepare(name, build);
         world.install_earlier(mounter);
         world
     }
 
     /// Our driver runs, and kubelet knows it.
     pub fn start_ours(name: &str, strategy: &str) -> Self {
-        let world = Self::prepare(name);
+        let world = Self::prepare(name, EarlierBuild::Scality);
         let strategy = format!("strategy={strategy}");
-        world.cluster.install_driver(NAMESPACE, DRIVER, &["--set", &strategy]).unwrap();
+        world.cluster.install_driver(NAMESPACE, world.driver(), &["--set", &strategy]).unwrap();
         world
     }
 
-    fn prepare(name: &str) -> Self {
+    pub fn driver(&self) -> &'static str {
+        self.build.driver_name()
+    }
+
+    /// Where both drivers keep what belongs to the driver on a node.
+    pub fn plugin_directory(&self) -> String {
+        format!("/var/lib/kubelet/plugins/{}", self.driver())
+    }
+
+    fn prepare(name: &str, build: EarlierBuild) -> Self {
         let home = tempfile::Builder::new().prefix("s3csi-test-").tempdir_in("/tmp").unwrap();
         let ours = home.path().join("s3csi.tar");
         image::write(&ours).unwrap();
-        let [theirs, sidecar] = earlier_driver::write_images(home.path()).unwrap();
-        let world = Self { cluster: Cluster::start(name, 1).unwrap() };
+        let [theirs, sidecar] = earlier_driver::write_images(build, home.path()).unwrap();
+        let world = Self { cluster: Cluster::start(name, 1).unwrap(), build };
         for archive in [&ours, &theirs, &sidecar] {
             world.cluster.load(archive).unwrap();
         }
@@ -76,7 +86,7 @@ impl World {
     }
 
     fn install_earlier(&self, mounter: EarlierMounter) {
-        let chart = earlier_driver::chart().unwrap();
+        let chart = earlier_driver::chart(self.build).unwrap();
         let settings = earlier_driver::settings(mounter);
         let mut arguments = vec!["install", "s3csi", chart.to_str().unwrap(), "--namespace", NAMESPACE];
         for setting in &settings {
@@ -95,7 +105,7 @@ impl World {
         let mut arguments = vec!["--reset-values", "--take-ownership"];
         arguments.extend(more);
         // The Secret with the driver's keys is the administrator's; installing writes the cluster's own into it.
-        self.cluster.install_driver(NAMESPACE, DRIVER, &arguments).unwrap();
+        self.cluster.install_driver(NAMESPACE, self.driver(), &arguments).unwrap();
         self.write_driver_keys(FIRST_KEYS);
     }
 
@@ -148,7 +158,7 @@ impl World {
     pub fn start_workload(&self, name: &str, access: Access) -> Workload {
         self.cluster.create_bucket(name).unwrap();
         self.cluster.put_object(name, steady_script::SEED, "seed\n").unwrap();
-        for object in volume(name) {
+        for object in volume(self.driver(), name) {
             self.cluster.apply(&object.to_string()).unwrap();
         }
         self.start_pod(name, access)
@@ -237,7 +247,7 @@ impl World {
         let pods = self.cluster.get("/api/v1/namespaces/mount-s3/pods").unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let of = |it: &Value| {
-            let volume = &it["metadata"]["labels"][format!("{DRIVER}/volume-name")];
+            let volume = &it["metadata"]["labels"][format!("{}/volume-name", self.driver())];
             (text(&it["metadata"]["uid"]), text(volume))
         };
         let mut pods: Vec<_> = pods["items"].as_array().into_iter().flatten().map(of).collect();
@@ -253,7 +263,8 @@ impl World {
 
     /// Names of the attachments.
     pub fn attachments(&self) -> Vec<String> {
-        let found = self.cluster.get(&format!("/apis/{DRIVER}/v2/mountpoints3podattachments")).unwrap_or_default();
+        let found =
+            self.cluster.get(&format!("/apis/{}/v2/mountpoints3podattachments", self.driver())).unwrap_or_default();
         let names = found["items"].as_array().into_iter().flatten();
         names.filter_map(|it| it["metadata"]["name"].as_str().map(|it| format!("attachment {it}"))).collect()
     }
@@ -277,7 +288,8 @@ impl World {
 
     /// Files with keys in the plugin's directory and below, by name.
     pub fn key_files(&self) -> Vec<String> {
-        let find = format!("find {PLUGIN_DIRECTORY} -xdev -type f -name '*s3-csi*' 2>/dev/null || true");
+        let directory = self.plugin_directory();
+        let find = format!("find {directory} -xdev -type f -name '*s3-csi*' 2>/dev/null || true");
         self.on_node(&find).lines().map(str::to_owned).collect()
     }
 
@@ -313,7 +325,7 @@ impl World {
 
     fn is_registered(&self) -> bool {
         let node = self.cluster.get(&format!("/apis/storage.k8s.io/v1/csinodes/{}", NODE.name())).unwrap_or_default();
-        node["spec"]["drivers"].as_array().into_iter().flatten().any(|it| it["name"] == DRIVER)
+        node["spec"]["drivers"].as_array().into_iter().flatten().any(|it| it["name"] == self.driver())
     }
 
     #[track_caller]
@@ -338,7 +350,7 @@ impl World {
 }
 
 /// As users of the earlier driver write them: where the store is, is an option of each volume.
-fn volume(name: &str) -> [Value; 2] {
+fn volume(driver: &str, name: &str) -> [Value; 2] {
     let endpoint = format!("endpoint-url {S3_ENDPOINT}");
     let options = json!(["allow-delete", "allow-overwrite", "region us-east-1", "force-path-style", endpoint]);
     let volume = json!({
@@ -346,7 +358,7 @@ fn volume(name: &str) -> [Value; 2] {
         "spec": {
             "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteMany"], "storageClassName": "",
             "claimRef": { "namespace": "default", "name": name }, "mountOptions": options,
-            "csi": { "driver": DRIVER, "volumeHandle": name, "volumeAttributes": { "bucketName": name } },
+            "csi": { "driver": driver, "volumeHandle": name, "volumeAttributes": { "bucketName": name } },
         },
     });
     let claim = json!({
