@@ -169,12 +169,11 @@ impl EngineRegistry {
 
     /// Lets other mounters continue the mounts whose descriptors a node plugin holds, and returns how many there are. `None` while
     /// one of them has data that would be lost: this mounter has to store it before the next one starts, and the others would
-    /// wait for that without an engine.
+    /// wait for that without an engine. Likewise while the node plugin is gone: it holds them again when it has restarted.
     pub fn release_held(&self) -> Option<usize> {
         let state = self.state();
-        let is_held = |it: &&Arc<EngineEntry>| it.request.hold && it.subscribers.is_connected();
-        let held: Vec<_> = state.running.values().map(|it| &it.engine).filter(is_held).collect();
-        if held.iter().any(|it| it.handle.has_unstored_data()) {
+        let held: Vec<_> = state.running.values().map(|it| &it.engine).filter(|it| it.request.hold).collect();
+        if held.iter().any(|it| it.handle.has_unstored_data() || !it.subscribers.is_connected()) {
             return None;
         }
         for engine in &held {

@@ -69,6 +69,9 @@ pub enum ServeError {
 /// How often an idle mounter looks for `mount.exit`. While an engine runs, its exit is the moment to look.
 const EXIT_FILE_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
+/// How often a mounter without access to its directory tries again.
+const ACCESS_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 250_000_000 };
+
 /// How often a mounter that was told to stop checks whether all files are stored.
 const DRAIN_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
@@ -88,8 +91,9 @@ pub fn serve(config: MounterConfig, wake: &Arc<Wake>) -> Result<(), ServeError> 
         config;
     let directory = Directory::open(&path).map_err(|cause| ServeError::Directory { path: path.clone(), cause })?;
     let directory = Arc::new(directory);
+    let mode = if limit.get() == 1 { Mode::OneSource } else { Mode::ManySources };
     // Holds the lock on the directory from here on.
-    let socket = Socket::listen(Arc::clone(&directory)).map_err(|cause| ServeError::Listen { cause })?;
+    let Some(socket) = listen(&directory, mode, wake)? else { return Ok(()) };
     if let Err(cause) = directory.write(COMMANDS_FILE, b"") {
         log::warn("node plugins will not send commands", &[("error", &cause)]);
     }
@@ -98,7 +102,6 @@ pub fn serve(config: MounterConfig, wake: &Arc<Wake>) -> Result<(), ServeError> 
     let stages = stage.map(|(root, size)| Stages::open(root, &size, Arc::clone(&directory)));
     let ca_bundle = ca_bundle.map(|it| CaBundle::new(it, &path));
     let registry = EngineRegistry::new(limit, Arc::clone(wake));
-    let mode = if limit.get() == 1 { Mode::OneSource } else { Mode::ManySources };
     let context =
         Arc::new(Context { directory, engine, caches, stages, ca_bundle, registry, receive_timeout, mode, supervisor });
     log::info(
@@ -121,6 +124,34 @@ pub fn serve(config: MounterConfig, wake: &Arc<Wake>) -> Result<(), ServeError> 
     clean_up(&context, wake);
     log::info("mounter exits", &[]);
     Ok(())
+}
+
+/// With many sources, the directory is one of the node that kubelet creates for root. The node plugin, which may start later,
+/// gives it to the mounter, so a missing permission is waited for. Returns nothing if a stop is requested meanwhile.
+fn listen(directory: &Arc<Directory>, mode: Mode, wake: &Wake) -> Result<Option<Socket>, ServeError> {
+    let mut is_waiting = false;
+    loop {
+        match Socket::listen(Arc::clone(directory)) {
+            Err(ListenError::Listen { cause, .. })
+                if mode == Mode::ManySources && cause.kind() == io::ErrorKind::PermissionDenied =>
+            {
+                if !is_waiting {
+                    is_waiting = true;
+                    let path = directory.path().display();
+                    log::info("waiting for the node plugin to grant access to the directory", &[("directory", &path)]);
+                }
+            }
+            result => return result.map(Some).map_err(|cause| ServeError::Listen { cause }),
+        }
+        let woken = rustix::event::poll(&mut [PollFd::new(wake, PollFlags::IN)], Some(&ACCESS_INTERVAL));
+        match woken {
+            Ok(_) | Err(rustix::io::Errno::INTR) => wake.clear(),
+            Err(cause) => return Err(ServeError::Wait { cause: cause.into() }),
+        }
+        if wake.is_stop_requested() {
+            return Ok(None);
+        }
+    }
 }
 
 /// How far a requested stop has come.

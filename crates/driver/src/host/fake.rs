@@ -27,6 +27,7 @@ pub enum Call {
     MountTable,
     MountFuse { at: PathBuf, options: FuseOptions },
     Bind { source: PathBuf, target: PathBuf, access: Access },
+    BindBeneath { source: PathBuf, target: PathBuf, access: Access },
     Unmount { at: PathBuf },
     Detach { at: PathBuf },
     Abort { device: Device },
@@ -42,6 +43,7 @@ pub enum Operation {
     MountTable,
     MountFuse,
     Bind,
+    BindBeneath,
     Unmount,
     Detach,
     Abort,
@@ -212,6 +214,22 @@ impl Host for FakeHost {
             read_only: original.read_only || access == Access::ReadOnly,
             ..original
         });
+        Ok(())
+    }
+
+    fn bind_beneath(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError> {
+        let call = Call::BindBeneath { source: source.to_owned(), target: target.to_owned(), access };
+        let (mut state, failure) = self.called(call, Operation::BindBeneath);
+        let failed = |cause| HostError::Bind { source_path: source.to_owned(), target: target.to_owned(), cause };
+        if let Some(cause) = failure {
+            return Err(failed(cause));
+        }
+        let original = state.mounts.iter().rfind(|it| it.at == source).cloned();
+        let original = original.ok_or_else(|| failed(Errno::NOENT.into()))?;
+        let top = state.mounts.iter().rposition(|it| it.at == target).ok_or_else(|| failed(Errno::INVAL.into()))?;
+        let id = state.new_id();
+        let read_only = original.read_only || access == Access::ReadOnly;
+        state.mounts.insert(top, Mount { id: id.into(), at: target.to_owned(), read_only, ..original });
         Ok(())
     }
 

@@ -115,14 +115,23 @@ impl Host for Kernel {
         let failed =
             |cause: io::Error| HostError::Bind { source_path: source.to_owned(), target: target.to_owned(), cause };
         let directory = open_vacant(target)?;
-        let tree = match access {
-            Access::ReadOnly => read_only_copy(source).map_err(failed)?,
-            Access::ReadWrite => copy(source).map_err(|it| failed(it.into()))?,
-        };
+        let tree = copy_with(source, access).map_err(failed)?;
         // Attached in one step, so an error or a crash leaves nothing behind: until here the detached copy vanishes with
         // its descriptor.
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(&tree, "", &directory, "", flags).map_err(|it| failed(it.into()))
+    }
+
+    /// As `bind`. `O_PATH` does not ask the server of the mount on top.
+    fn bind_beneath(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError> {
+        let failed =
+            |cause: io::Error| HostError::Bind { source_path: source.to_owned(), target: target.to_owned(), cause };
+        let top = open_directory(target).map_err(|it| failed(it.into()))?;
+        let tree = copy_with(source, access).map_err(failed)?;
+        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH
+            | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH
+            | MoveMountFlags::MOVE_MOUNT_BENEATH;
+        move_mount(&tree, "", &top, "", flags).map_err(|it| failed(it.into()))
     }
 
     /// Without `MNT_FORCE` the kernel sends nothing to the server.
@@ -288,6 +297,13 @@ fn is_directory(path: &Path) -> io::Result<bool> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW;
     let found = statx(CWD, path, flags, StatxFlags::TYPE)?;
     Ok(FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory)
+}
+
+fn copy_with(source: &Path, access: Access) -> io::Result<OwnedFd> {
+    match access {
+        Access::ReadOnly => read_only_copy(source),
+        Access::ReadWrite => Ok(copy(source)?),
+    }
 }
 
 /// A detached copy of the mount at `source`.

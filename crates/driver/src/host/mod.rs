@@ -45,6 +45,10 @@ pub trait Host: Send + Sync + 'static {
     /// read-only from the start, also in the mount namespaces that it propagates to.
     fn bind(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError>;
 
+    /// Bind-mount `source` beneath the topmost mount at `target`, which stays. When that one is detached, the new one appears in
+    /// its place without a moment in which the bare directory is visible. Needs Linux 6.5.
+    fn bind_beneath(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError>;
+
     /// Remove the topmost mount at a path. Nothing mounted or no such path is success. A mount with open files is
     /// [`HostError::Busy`] and stays; one that cannot be reached by its path is [`HostError::Hidden`].
     fn unmount(&self, at: &Path) -> Result<(), HostError>;

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use s3csi_core::Chain;
 use s3csi_core::publish::Access;
 
 use super::deadlines;
@@ -35,7 +36,7 @@ pub fn ensure(
     host.create_directory(target, TARGET_MODE)
         .map_err(|cause| PublishError::Target { target: target.to_owned(), cause })?;
     let target = &host.resolve(target).map_err(|cause| PublishError::Target { target: target.to_owned(), cause })?;
-    let mut mounted = MountOutcome::Mounted;
+    let (mut mounted, mut is_replaced) = (MountOutcome::Mounted, false);
     for attempt in 0..=MOST_STACKED {
         let table = host.mount_table().map_err(|cause| PublishError::Look { cause })?;
         let Some(mount) = table.at(target) else { break };
@@ -48,12 +49,20 @@ pub fn ensure(
             return Err(PublishError::ForeignMount { target: target.clone(), kind, device });
         }
         if is_wanted(mount) {
-            return check_alive(host, device, target, deadline).map(|()| MountOutcome::AlreadyMounted);
+            let outcome = if is_replaced { mounted } else { MountOutcome::AlreadyMounted };
+            return check_alive(host, device, target, deadline).map(|()| outcome);
         }
         if mount.device != device {
             mounted = MountOutcome::Remounted;
         }
         tracing::info!(?target, "replacing a bind mount of another source or with other access");
+        // Without a moment in which writes would reach the bare directory, where the kernel can do that.
+        if !is_replaced {
+            match host.bind_beneath(source, target, access) {
+                Ok(()) => is_replaced = true,
+                Err(cause) => tracing::debug!(?target, error = %Chain(&cause), "mount not swapped, mounting again"),
+            }
+        }
         host.detach(target).map_err(|cause| PublishError::Target { target: target.clone(), cause })?;
     }
     host.bind(source, target, access).map_err(|cause| PublishError::Bind {
@@ -155,6 +164,27 @@ mod tests {
         assert!(host.calls().contains(&Call::Detach { at: TARGET.into() }));
         assert!(!host.calls().contains(&Call::Abort { device }), "{:?}", host.calls());
         assert_eq!(host.mounts().len(), 1, "the source stays");
+    }
+
+    #[test]
+    fn a_dead_target_is_replaced_with_and_without_a_kernel_that_can_swap_mounts() {
+        // The first call succeeds, or fails.
+        for failing in [2, 1] {
+            let (host, _) = bound();
+            host.fail(Operation::BindBeneath, failing, Errno::INVAL);
+            host.detach(Path::new(SOURCE)).unwrap();
+            let options = FuseOptions { access: Access::ReadWrite, allow_other: true };
+            host.mount_fuse(Path::new(SOURCE), &options).unwrap();
+            let device = host.mounts().iter().find(|it| it.at == Path::new(SOURCE)).unwrap().device;
+            let deadline = Instant::now() + Duration::from_mins(1);
+            let (source, target) = (Path::new(SOURCE), Path::new(TARGET));
+            let outcome = ensure(&host, source, device, target, Access::ReadWrite, deadline).unwrap();
+            assert_eq!(outcome, MountOutcome::Remounted);
+            let at_target: Vec<Mount> = host.mounts().into_iter().filter(|it| it.at == target).collect();
+            assert_eq!(at_target.iter().map(|it| it.device).collect::<Vec<_>>(), [device]);
+            let again = ensure(&host, source, device, target, Access::ReadWrite, deadline).unwrap();
+            assert_eq!(again, MountOutcome::AlreadyMounted);
+        }
     }
 
     #[test]

@@ -99,9 +99,12 @@ impl Reporter {
                 Some((EventType::Normal, "VolumeMounted", note))
             }
             MountOutcome::Remounted => {
+                let restart = published.workload.as_ref().map_or_else(String::new, |it| {
+                    format!(": kubectl delete pod --namespace {} {}", it.namespace, it.name)
+                });
                 let note = format!(
                     "the mount of bucket {bucket:?} was dead and was mounted again, served by {served_by}; running containers keep \
-                     the dead mount until they are restarted"
+                     the dead mount until they are restarted{restart}"
                 );
                 Some((EventType::Warning, "VolumeRemounted", note))
             }

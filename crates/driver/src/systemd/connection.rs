@@ -30,6 +30,13 @@ const REPLY_TIMEOUT: Duration = Duration::from_secs(25);
 /// How long calls wait for a new connection. A re-execution of systemd takes about 100 ms.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The first version whose transient units may write to a file (`StandardOutputFile`), without which a unit that is started again
+/// has no output to open.
+const KEEPS_DESCRIPTORS: u32 = 236;
+
+/// The first version that does not poll the descriptors it keeps if the service asks for it (`FDPOLL=0`).
+const KEEPS_THEM_UNPOLLED: u32 = 246;
+
 /// Pause between two attempts to connect; short at first, because a re-execution is short.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -146,7 +153,34 @@ impl Live {
     }
 }
 
+/// Logs the version of systemd once, and what it cannot do.
+async fn log_version(live: &Live, known: &mut Option<String>) {
+    let answer = live.call::<_, zbus::OwnedVariant>(MANAGER_PATH, PROPERTIES, "Get", &(MANAGER, "Version")).await;
+    let Some(version) = answer.ok().and_then(|it| String::try_from(it).ok()) else { return };
+    if known.as_ref() == Some(&version) {
+        return;
+    }
+    match missing_ability(&version) {
+        None => tracing::info!(version, "connected to systemd"),
+        Some(missing) => tracing::warn!(version, missing, "connected to an old version of systemd"),
+    }
+    *known = Some(version);
+}
+
+/// `version` is as systemd reports it, such as `252.39-1~deb12u1`. One that is not understood is taken for a recent one.
+fn missing_ability(version: &str) -> Option<&'static str> {
+    let number = version.trim_start_matches('v').split(|it: char| !it.is_ascii_digit()).next()?;
+    match number.parse::<u32>().ok()? {
+        ..KEEPS_DESCRIPTORS => Some("it cannot keep descriptors: mounts end with their units, or units are refused"),
+        KEEPS_DESCRIPTORS..KEEPS_THEM_UNPOLLED => {
+            Some("it polls the descriptors that it keeps: each request of a mount wakes systemd")
+        }
+        KEEPS_THEM_UNPOLLED.. => None,
+    }
+}
+
 async fn keep_connected(socket: PathBuf, state: watch::Sender<State>, dispatcher: Dispatcher) {
+    let mut known_version = None;
     let mut number = 0;
     let mut pause = FIRST_PAUSE;
     while !state.is_closed() {
@@ -158,8 +192,14 @@ async fn keep_connected(socket: PathBuf, state: watch::Sender<State>, dispatcher
                 let messages = MessageStream::from(&connection);
                 // Announced before the connection can be used: calls over it miss no signal.
                 dispatcher.connected(number);
-                state.send_replace(State::Up(Live { connection, number }));
+                let live = Live { connection, number };
+                state.send_replace(State::Up(live.clone()));
+                let version = async {
+                    log_version(&live, &mut known_version).await;
+                    std::future::pending::<()>().await;
+                };
                 tokio::select! {
+                    () = version => {}
                     () = dispatcher.run(messages) => tracing::info!("connection to systemd lost, reconnecting"),
                     () = state.closed() => return,
                 }
@@ -180,4 +220,19 @@ async fn keep_connected(socket: PathBuf, state: watch::Sender<State>, dispatcher
 async fn connect(socket: &Path) -> zbus::Result<Connection> {
     let socket = PrivateSocket::connect(socket).await?;
     Builder::socket(socket).p2p().max_queued(QUEUED_SIGNALS).method_timeout(REPLY_TIMEOUT).build().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_versions_are_recognised() {
+        for version in ["252.39-1~deb12u1", "257", "v246", "246.1", "unknown", ""] {
+            assert_eq!(missing_ability(version), None, "{version}");
+        }
+        for (version, expected) in [("245.4-4ubuntu3.24", "polls"), ("239 (239-82.el8)", "polls"), ("219", "cannot")] {
+            assert!(missing_ability(version).is_some_and(|it| it.contains(expected)), "{version}");
+        }
+    }
 }

@@ -4,4 +4,5 @@
 mod files;
 mod mounts;
 mod server;
+mod swap;
 mod world;

@@ -1,0 +1,35 @@
+//! A dead mount is replaced without a moment in which its directory is bare.
+
+use std::fs;
+
+use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
+use s3csi_driver::host::{Access, Host as _};
+
+use crate::world::{WRITABLE, check};
+
+const NOT_CONNECTED: i32 = 107;
+
+#[test]
+fn a_dead_mount_is_swapped_for_another_wherever_it_propagates() {
+    check(|world| {
+        let (source, dead) = (world.tmpfs("source"), world.directory("dead"));
+        let (shared, peer) = (world.tmpfs("shared"), world.directory("peer"));
+        mount_change(&shared, MountPropagationFlags::SHARED).unwrap();
+        mount_bind(&shared, &peer).unwrap();
+        let target = world.directory("shared/target");
+        fs::write(source.join("file"), "content").unwrap();
+        drop(world.kernel.mount_fuse(&dead, &WRITABLE).unwrap());
+        world.kernel.bind(&dead, &target, Access::ReadWrite).unwrap();
+
+        world.kernel.bind_beneath(&source, &target, Access::ReadOnly).unwrap();
+        assert_eq!(world.errno_of_probe(&target), NOT_CONNECTED, "the dead one is still on top");
+        world.kernel.detach(&target).unwrap();
+        for path in [&target, &peer.join("target")] {
+            assert_eq!(fs::read(path.join("file")).unwrap(), b"content");
+            assert!(world.mounted_at(path).read_only);
+        }
+        for path in [&target, &peer, &shared, &source, &dead] {
+            world.kernel.unmount(path).unwrap();
+        }
+    });
+}
