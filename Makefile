@@ -44,6 +44,8 @@ isolated_tests = $(if $(1),$(ISOLATED) $(CARGO_TEST) $(call tests,$(1)),@echo '$
 # A quick trial must not overwrite the results of a real run.
 BENCHMARKS := $(if $(findstring --quick,$(ARGS)),$(CACHE)/benchmarks-quick.md,docs/benchmarks.md)
 
+KILL_MATRIX := $(CACHE)/kill-matrix
+
 IMAGE := $(CACHE)/image/s3csi.tar
 CLUSTER := $(CACHE)/cluster
 NODES ?= 2
@@ -148,9 +150,18 @@ PARSER_PROPERTIES := never_panic never_half_understood as_it_is_written as_it_wa
   different_options_never_share positional rendering_is_stable blocked_option_survives add_a_line_to_the_profile fits_and_is_harmless \
   as_they_are_written as_they_were_written makes_the_parser_panic survives_the_kernels_escapes panic_or_shows_a_token corrupted_table
 
-soak: $(BUILT) ## The engine failover stress test with a hundred kills, a store that stalls for ten minutes, and a million cases of each parser's property tests; needs root
+kill-matrix: $(BUILT) ## End each part of the driver under each workload; writes docs/reliability-matrix.md; needs root
+	rm -rf -- $(KILL_MATRIX)
+	mkdir -p $(KILL_MATRIX)
+	S3CSI_KILL_MATRIX=$(KILL_MATRIX) $(ISOLATED) $(CARGO_TEST) --test node --test pod kill_matrix -- --nocapture
+	S3CSI_KILL_MATRIX=$(KILL_MATRIX) $(CARGO_TEST) --test systemd kill_matrix -- --nocapture
+	$(BINARIES)/s3csi-testbed kill-matrix $(KILL_MATRIX) docs/reliability-matrix.md
+
+soak: $(BUILT) ## The kill matrix, the engine failover stress test with a hundred kills, a thousand publishes, a store that stalls for ten minutes, and a million cases of each parser's property tests; needs root
 	S3CSI_SOAK_KILLS=100 $(ISOLATED) $(CARGO_TEST) --test resume stress -- --nocapture
-	S3CSI_SOAK_MOVES=30 $(ISOLATED) $(CARGO_TEST) --test pod moves_leak_no_descriptors
+	S3CSI_SOAK_MOVES=100 $(ISOLATED) $(CARGO_TEST) --test pod moves_leak
+	S3CSI_SOAK_PUBLISHES=1000 $(ISOLATED) $(CARGO_TEST) --test node descriptors_and_memory_are_flat
+	$(MAKE) --no-print-directory IN_SUITE=yes kill-matrix
 	S3CSI_SOAK_STALL_SECONDS=600 $(ISOLATED) $(CARGO_TEST) --test cluster stalls -- --nocapture
 	S3CSI_FSX_OPERATIONS=20000 $(ISOLATED) $(CARGO_TEST) --test conformance fsx
 	PROPTEST_CASES=$(or $(CASES),1000000) $(CARGO_TEST) --lib --bins -- $(PARSER_PROPERTIES)

@@ -9,6 +9,7 @@ use s3csi_s3_server::store::{Account, Store as _};
 use s3csi_s3_server::{Config, S3Server, Transport};
 use s3csi_testbed::cluster::ControlPlane;
 use s3csi_testbed::demo::{self, Ending};
+use s3csi_testbed::kill_matrix::{page, work};
 use s3csi_testbed::steady_reader;
 
 /// Parts of the s3csi testbed, one by one. Never shipped.
@@ -30,6 +31,26 @@ enum Command {
     /// Read a file all the time until the standard input is closed; tests start it.
     #[command(hide = true)]
     SteadyReader(SteadyReader),
+    /// A workload of the kill matrix, until the standard input is closed; tests start it.
+    #[command(hide = true)]
+    SteadyWork(SteadyWork),
+    /// Write docs/reliability-matrix.md from the results of a whole run of the kill matrix.
+    KillMatrix(KillMatrix),
+}
+
+#[derive(Parser)]
+struct SteadyWork {
+    workload: usize,
+    directory: PathBuf,
+    /// Where rounds are noted.
+    files: PathBuf,
+}
+
+#[derive(Parser)]
+struct KillMatrix {
+    /// The directory that the tests wrote their results to.
+    results: PathBuf,
+    page: PathBuf,
 }
 
 #[derive(Parser)]
@@ -73,6 +94,10 @@ impl Cli {
             Command::SteadyReader(SteadyReader { directory, name, files }) => {
                 Ok(steady_reader::run(&directory, &name, &files)?)
             }
+            Command::SteadyWork(SteadyWork { workload, directory, files }) => {
+                Ok(work::run(workload, &directory, &files)?)
+            }
+            Command::KillMatrix(KillMatrix { results, page }) => Ok(page::write(&results, &page)?),
         }
     }
 }

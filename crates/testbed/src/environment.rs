@@ -63,6 +63,16 @@ pub fn soak_kills() -> Option<usize> {
     std::env::var("S3CSI_SOAK_KILLS").ok()?.parse().ok()
 }
 
+/// How often a volume shall be published and unpublished, if it was asked for more than usual.
+pub fn soak_publishes() -> Option<u32> {
+    std::env::var("S3CSI_SOAK_PUBLISHES").ok()?.parse().ok()
+}
+
+/// Where the whole kill matrix leaves its results, if it is to be run.
+pub fn kill_matrix_results() -> Option<PathBuf> {
+    std::env::var_os("S3CSI_KILL_MATRIX").map(PathBuf::from)
+}
+
 /// How long the S3 server of a cluster shall stall, if it was asked for more than usual.
 pub fn soak_stall() -> Option<Duration> {
     let seconds = std::env::var("S3CSI_SOAK_STALL_SECONDS").ok()?.parse().ok()?;

@@ -10,6 +10,7 @@ pub mod environment;
 pub mod fixture;
 pub mod http;
 pub mod image;
+pub mod kill_matrix;
 pub mod kubelet;
 pub mod leftovers;
 pub mod noise;

@@ -26,6 +26,14 @@ pub fn parent(pid: Pid) -> Option<Pid> {
     rest.split_whitespace().nth(1)?.parse().ok().and_then(Pid::from_raw)
 }
 
+/// How much memory a process has in use.
+#[track_caller]
+pub fn resident_kilobytes(pid: Pid) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|it| it.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
 /// Stops a process and waits until each of its threads has: the signal alone lets them go on for a moment.
 #[track_caller]
 pub fn freeze(pid: Pid) {

@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -32,6 +33,8 @@ const OWN_DIRECTORY: &str = ".sgwtmp";
 
 pub struct Versitygw {
     process: Process,
+    /// How it was started.
+    command: Command,
     program: PathBuf,
     data: PathBuf,
     port: u16,
@@ -118,13 +121,24 @@ impl Versitygw {
                 Transport::Tls => TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok(),
             };
             if wait_until(deadline, || is_ready() || !process.is_running()) && process.is_running() {
-                return Ok(Self { process, program, data, port, root, authority });
+                return Ok(Self { process, command, program, data, port, root, authority });
             }
             if process.is_running() {
                 return Err(VersitygwError::NotReady { output: process.to_string() });
             }
         }
         Err(VersitygwError::NotReady { output: format!("it ended {ATTEMPTS} times") })
+    }
+
+    /// Starts it again with the same port, accounts and objects, when its process has ended.
+    pub fn start_again(&mut self, fixture: &Fixture) -> Result<(), VersitygwError> {
+        self.process = fixture.start("versitygw", &mut self.command).map_err(|cause| VersitygwError::Run { cause })?;
+        let is_ready = || TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)).is_ok();
+        if wait_until(Instant::now() + READY_DEADLINE, is_ready) {
+            Ok(())
+        } else {
+            Err(VersitygwError::NotReady { output: self.process.to_string() })
+        }
     }
 
     pub fn process(&self) -> &Process {

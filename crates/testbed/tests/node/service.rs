@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 use std::process::Output;
 
@@ -14,7 +14,7 @@ use s3csi_s3_server::{Effect, Fault};
 use s3csi_testbed::environment;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::kubelet::{CsiVolume, Kubelet};
-use s3csi_testbed::plugin::DRIVER_NAME;
+use s3csi_testbed::plugin::{DRIVER_NAME, MOUNTER_USER};
 use s3csi_testbed::process::command;
 use s3csi_testbed::processes;
 use s3csi_testbed::wait::wait_for;
@@ -38,6 +38,35 @@ fn no_program_that_holds_keys_leaves_a_core_dump_or_can_be_inspected() {
     assert!(score(world.mounter().pid()).unwrap() < score(world.engine()).unwrap());
     world.unpublish(&volume(1));
     world.check_nothing_left();
+}
+
+#[test]
+fn a_mounter_that_starts_before_the_node_plugin_waits_for_its_directory() {
+    let fixture = Fixture::new("service-order");
+    let world = World::prepare(&fixture);
+    let directory = world.plugin.mounter_directory();
+    // As kubelet creates it.
+    chown(&directory, Some(0), Some(0)).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+    let plugin = &world.plugin;
+    let log = || {
+        ["mounter.out.log", "mounter.err.log"]
+            .map(|it| fs::read_to_string(fixture.logs().join(it)))
+            .map(Result::unwrap_or_default)
+            .concat()
+    };
+    let (mounter, node) = std::thread::scope(|scope| {
+        let mounter = scope.spawn(|| plugin.start_mounter().unwrap());
+        wait_for("the mounter waits", || log().contains("waiting for the node plugin to grant access"));
+        let group = MOUNTER_USER.to_string();
+        let node = plugin.start_node_with(&["--mounter-group", &group]).unwrap();
+        (mounter.join().unwrap(), node)
+    });
+    let target = world.publish(&volume(1));
+    world.check_serves(&target);
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+    assert!(node.terminate().success() && mounter.terminate().success());
 }
 
 #[test]

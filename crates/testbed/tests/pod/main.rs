@@ -9,6 +9,8 @@ mod crashes;
 mod failures;
 mod flood;
 mod hostile;
+mod kill_matrix;
+mod lost;
 mod metrics;
 mod moves;
 mod older_drivers;

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 use rustix::process::Pid;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::noise::noise;
+use s3csi_testbed::processes::resident_kilobytes;
 use s3csi_testbed::steady_reader::SteadyReader;
 use s3csi_testbed::wait::wait_for;
 
@@ -230,7 +231,7 @@ fn a_node_plugin_that_dies_when_the_mount_has_moved() {
 }
 
 #[test]
-fn moves_leak_no_descriptors() {
+fn moves_leak_no_descriptors_and_no_memory() {
     let fixture = Fixture::new("moves-leaks");
     let world = World::start(&fixture);
     let mut pod = world.serve(&[1]);
@@ -239,21 +240,29 @@ fn moves_leak_no_descriptors() {
     let before = fs::metadata(&target).unwrap().dev();
     let descriptors = || descriptors_without_tcp(world.node().pid());
     let reader = SteadyReader::start(&target, "kept", b"x");
-    let mut held = None;
+    let (mut held, mut memory) = (None, Vec::new());
     for _ in 0..moves() {
         let next = world.run_successor(&pod, &[]);
         world.finish_deletion(&pod);
         wait_until_served_by(&world, &next);
         let limit = *held.get_or_insert_with(descriptors);
         wait_for("no descriptor is left of the move", || descriptors() <= limit + SLACK);
+        memory.push(resident_kilobytes(world.node().pid()));
         pod = next;
     }
+    // The first moves fill caches and pools.
+    let (first, last) = (memory[2], *memory.last().unwrap());
+    println!("{} moves: {first} KiB after the third, {last} KiB after the last", memory.len());
+    assert!(last < first + TOLERANCE_KILOBYTES, "{first} KiB became {last} KiB");
     reader.finish_without_errors();
     assert_eq!(fs::metadata(&target).unwrap().dev(), before, "it is the same mount");
     world.unpublish(&world.volume(1));
     world.retire(&pod);
     world.check_nothing_mounted();
 }
+
+/// What an allocator may keep of freed memory.
+const TOLERANCE_KILOBYTES: u64 = 8 << 10;
 
 /// The first count may have been taken before the node plugin had opened all that it needs.
 const SLACK: usize = 2;

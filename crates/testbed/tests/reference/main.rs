@@ -5,6 +5,7 @@
 mod commands;
 mod errors;
 mod events;
+mod kill_matrix;
 mod values;
 
 use s3csi_testbed::environment::workspace;

@@ -3,6 +3,7 @@
 mod client;
 mod containers;
 mod failures;
+mod kill_matrix;
 mod legacy_v1;
 mod managers;
 mod outliving;
