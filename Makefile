@@ -157,13 +157,13 @@ kill-matrix: $(BUILT) ## End each part of the driver under each workload; writes
 	S3CSI_KILL_MATRIX=$(KILL_MATRIX) $(CARGO_TEST) --test systemd kill_matrix -- --nocapture
 	$(BINARIES)/s3csi-testbed kill-matrix $(KILL_MATRIX) docs/reliability-matrix.md
 
-soak: $(BUILT) ## The kill matrix, the engine failover stress test with a hundred kills, a thousand publishes, a store that stalls for ten minutes, and a million cases of each parser's property tests; needs root
+soak: $(BUILT) ## The kill matrix, the engine failover stress test with a hundred kills, a thousand publishes, a store that stalls for ten minutes, fsx for an hour, and a million cases of each parser's property tests; needs root
 	S3CSI_SOAK_KILLS=100 $(ISOLATED) $(CARGO_TEST) --test resume stress -- --nocapture
 	S3CSI_SOAK_MOVES=100 $(ISOLATED) $(CARGO_TEST) --test pod moves_leak
 	S3CSI_SOAK_PUBLISHES=1000 $(ISOLATED) $(CARGO_TEST) --test node descriptors_and_memory_are_flat
 	$(MAKE) --no-print-directory IN_SUITE=yes kill-matrix
 	S3CSI_SOAK_STALL_SECONDS=600 $(ISOLATED) $(CARGO_TEST) --test cluster stalls -- --nocapture
-	S3CSI_FSX_OPERATIONS=20000 $(ISOLATED) $(CARGO_TEST) --test conformance fsx
+	S3CSI_FSX_SECONDS=3600 $(ISOLATED) $(CARGO_TEST) --test conformance fsx -- --nocapture
 	PROPTEST_CASES=$(or $(CASES),1000000) $(CARGO_TEST) --lib --bins -- $(PARSER_PROPERTIES)
 
 ##@ Measure and ship

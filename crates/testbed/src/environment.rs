@@ -73,6 +73,12 @@ pub fn kill_matrix_results() -> Option<PathBuf> {
     std::env::var_os("S3CSI_KILL_MATRIX").map(PathBuf::from)
 }
 
+/// How long fsx shall run, if it was asked for more than usual.
+pub fn fsx_time() -> Option<Duration> {
+    let seconds = std::env::var("S3CSI_FSX_SECONDS").ok()?.parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
 /// How long the S3 server of a cluster shall stall, if it was asked for more than usual.
 pub fn soak_stall() -> Option<Duration> {
     let seconds = std::env::var("S3CSI_SOAK_STALL_SECONDS").ok()?.parse().ok()?;

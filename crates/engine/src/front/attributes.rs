@@ -11,11 +11,11 @@ use time::OffsetDateTime;
 
 use super::metadata::{MetadataMode, StoredAttributes};
 use super::open_files::OpenFile;
-use super::staged::{CopyAttributes, InitialContent, Writes};
+use super::staged::{CopyAttributes, InitialContent, LargeUploads, Writes};
 use super::{Front, FsError, FsResult};
 use crate::state::{NEW, SlotKind};
 
-const STAT_BLOCK: u64 = 512;
+pub const STAT_BLOCK: u64 = 512;
 /// As `S3Filesystem` says it.
 const PREFERRED_BLOCK: u32 = 1 << 20;
 /// The kernel asks again soon: such a node is about to go.
@@ -156,7 +156,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     fn set_size(&self, node: u64, handle: Option<u64>, size: u64) -> FsResult<()> {
         self.table.forget_pages(node);
         if self.staged.get(node).is_some() {
-            return self.truncate_copy(node, InitialContent::Current, size);
+            return self.truncate_copy(node, InitialContent::Current, LargeUploads::Continue, size);
         }
         match handle.and_then(|number| self.handles.get(number).map(|open| (number, open))) {
             Some((number, OpenFile::Direct(_))) if self.is_write_handle(number) => {
@@ -184,7 +184,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
                     .into(),
             ));
         }
-        self.truncate_copy(node, InitialContent::Current, size)
+        self.truncate_copy(node, InitialContent::Current, LargeUploads::Complete, size)
     }
 
     fn truncate_closed(&self, node: u64, size: u64) -> FsResult<()> {
@@ -203,11 +203,17 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             ));
         }
         let content = if size == 0 { InitialContent::Empty } else { InitialContent::Current };
-        self.truncate_copy(node, content, size)
+        self.truncate_copy(node, content, LargeUploads::Continue, size)
     }
 
-    fn truncate_copy(&self, node: u64, content: InitialContent, size: u64) -> FsResult<()> {
-        let file = self.stage(node, content)?;
+    fn truncate_copy(
+        &self,
+        node: u64,
+        content: InitialContent,
+        large_uploads: LargeUploads,
+        size: u64,
+    ) -> FsResult<()> {
+        let file = self.stage_with(node, content, large_uploads)?;
         let truncated = file.truncate(size);
         // Without an open handle this is the last use, so it is stored now.
         let stored = if file.is_last_handle() { truncated.and_then(|()| self.store(&file)) } else { truncated };

@@ -61,9 +61,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return self.removed(delivery, parent, name, block_on(self.files.rmdir(inode, name)));
         };
         let marker = format!("{}/", self.bucket.key(&self.table.path(node))?);
+        let not_empty = || FsError::new(libc::ENOTEMPTY, "the directory is not empty".into());
+        // In this order: a file may be stored meanwhile, by a close that the kernel does not wait for.
+        if self.has_local_files(node) {
+            return Err(not_empty());
+        }
         let keys = self.bucket.list(&marker, 2)?;
-        if keys.iter().any(|it| *it != marker) || self.has_local_files(node) {
-            return Err(FsError::new(libc::ENOTEMPTY, "the directory is not empty".into()));
+        if keys.iter().any(|it| *it != marker) {
+            return Err(not_empty());
         }
         if !keys.is_empty() {
             self.bucket.delete(&marker)?;

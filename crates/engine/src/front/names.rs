@@ -12,6 +12,9 @@ use super::staged::{CopyAttributes, StagedFile, Writes};
 use super::{AfterRename, Front, FsError, FsResult};
 use crate::state::NEW;
 
+/// What `statfs` reports, and most stores with a file system behind them allow.
+const USUAL_NAME_BYTES: usize = 255;
+
 /// A name in a directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Name<'a> {
@@ -34,7 +37,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         {
             found = block_on(self.files.lookup(directory, name));
         }
-        let mut entry = self.remember(parent, name, found?, 0)?;
+        let found = found.map_err(|error| name_error(name, error.into()))?;
+        let mut entry = self.remember(parent, name, found, 0)?;
         let node = entry.attr.ino;
         let attr = self.with_fetched_metadata(node, entry.attr);
         entry.attr = match self.staged.attributes_since(drops, node, attr) {
@@ -181,4 +185,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         self.give_back(vec![self.table.rebind(parent, name.as_bytes(), current)]);
         Ok(())
     }
+}
+
+/// Not every store has an error for a long name, and some have one that means something else.
+fn name_error(name: &OsStr, error: FsError) -> FsError {
+    let is_unlikely_name = USUAL_NAME_BYTES < name.len() && error.errno != libc::ENOENT;
+    if is_unlikely_name { FsError { errno: libc::ENAMETOOLONG, ..error } } else { error }
 }

@@ -9,7 +9,7 @@ use mountpoint_s3_client::ObjectClient;
 use super::close_rule::{CloseRule, Owners};
 use super::open_files::OpenFile;
 use super::resume::{Delivery, not_open};
-use super::staged::{InitialContent, StagedFile, Writes};
+use super::staged::{InitialContent, LargeUploads, StagedFile, Writes};
 use super::{CommitPoint, Front, FsError, FsResult};
 use crate::state::{DIRTY, NEW, POISONED, SPOOLED, Slot, SlotKind};
 
@@ -171,7 +171,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
                 "changing an existing file is disabled; mount with --allow-overwrite to enable it".into(),
             ));
         }
-        let file = self.stage(node, InitialContent::Current)?;
+        let file = self.stage_with(node, InitialContent::Current, LargeUploads::Complete)?;
         // The handle uses the copy now, and keeps it.
         self.release_copy(&file);
         Ok(self.staged_handle(request.number))

@@ -16,6 +16,7 @@ on_both_servers!(
     a_file_is_appended_to,
     a_file_is_changed_in_the_middle,
     a_writer_may_go_back,
+    a_writer_may_go_back_in_a_large_file,
     a_writer_reads_back_what_it_wrote,
     a_file_is_made_shorter_and_longer,
     a_file_that_is_being_written_changes_its_length,
@@ -78,6 +79,24 @@ fn a_writer_may_go_back(world: &World) {
     expected[4..10].copy_from_slice(b"header");
     expected.extend(b"end");
     world.check_object("archive", &expected);
+    mount.unmount();
+}
+
+fn a_writer_may_go_back_in_a_large_file(world: &World) {
+    let stage = world.fixture.create_directory("stage");
+    let mount = world.engine().writable().argument("--stage").argument(&stage).mount();
+    let mut content = noise(2, 30 << 20);
+    let mut file = File::create(mount.path("film")).unwrap();
+    file.write_all(&content).unwrap();
+    file.seek(SeekFrom::Start(4)).unwrap();
+    file.write_all(b"header").unwrap();
+    file.seek(SeekFrom::End(0)).unwrap();
+    file.write_all(b"end").unwrap();
+    content[4..10].copy_from_slice(b"header");
+    content.extend(b"end");
+    assert!(fs::read(mount.path("film")).unwrap() == content, "a reader does not see what was written");
+    drop(file);
+    world.check_object("film", &content);
     mount.unmount();
 }
 

@@ -12,6 +12,7 @@ on_both_servers!(
     directories_can_be_made_and_removed,
     files_in_nested_directories_are_stored_by_their_whole_path,
     a_directory_with_files_is_not_removed,
+    a_directory_is_not_removed_while_its_file_is_being_stored,
     empty_directories_are_kept,
     a_tree_is_removed,
     a_directory_stays_when_its_last_file_goes,
@@ -49,6 +50,19 @@ fn a_directory_with_files_is_not_removed(world: &World) {
     let mount = world.mount();
     check_errno(fs::remove_dir(mount.path("directory")), &[Errno::NOTEMPTY, Errno::PERM]);
     world.check_object("directory/file", b"content");
+    mount.unmount();
+}
+
+fn a_directory_is_not_removed_while_its_file_is_being_stored(world: &World) {
+    let mount = world.mount();
+    for number in 0..20 {
+        let directory = mount.path(&format!("{number}"));
+        fs::create_dir(&directory).unwrap();
+        // Stored by the release of the file, for which close does not wait.
+        drop(fs::File::create(directory.join("file")).unwrap());
+        check_errno(fs::remove_dir(&directory), &[Errno::NOTEMPTY]);
+        assert_eq!(listing(&directory), ["file"]);
+    }
     mount.unmount();
 }
 

@@ -12,6 +12,7 @@ use mountpoint_s3_fs::fs::{Entry, ToErrno};
 
 use super::{MetadataMode, StoredAttributes};
 use crate::client::{ObjectHeaders, UserMetadata};
+use crate::front::attributes::STAT_BLOCK;
 use crate::front::bucket::WriteCondition;
 use crate::front::resume::Delivery;
 use crate::front::{Front, FsError, FsResult};
@@ -53,7 +54,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         let entry = self.remember(parent, name, created, 0)?;
         self.table.stored(entry.attr.ino);
-        let attr = FileAttr { size, ..entry.attr };
+        let attr = FileAttr { size, blocks: size.div_ceil(STAT_BLOCK), ..entry.attr };
         Ok(Entry { attr: self.with_metadata(attr.ino, attr), ..entry })
     }
 

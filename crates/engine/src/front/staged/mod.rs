@@ -61,6 +61,15 @@ pub enum InitialContent {
     Empty,
 }
 
+/// What becomes of an upload that is too large to be in the spool when its file is staged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LargeUploads {
+    /// It goes on, and the file is not staged: what follows may not fit into the staging directory.
+    Continue,
+    /// It is completed first: others see what was written so far.
+    Complete,
+}
+
 pub struct StagedFiles {
     directory: Arc<StageDirectory>,
     files: RwLock<HashMap<u64, Arc<StagedFile>>>,

@@ -9,16 +9,26 @@ use mountpoint_s3_fs::fs::{OpenFlags, ToErrno};
 use mountpoint_s3_fs::metablock::WriteMode;
 
 use super::file::{NewCopy, Object, StagedWrite};
-use super::{InitialContent, StagedFile};
+use super::{InitialContent, LargeUploads, StagedFile};
 use crate::front::close_rule::CloseRule;
 use crate::front::open_files::{Handle, OpenFile};
 use crate::front::resume::{Delivery, not_open};
-use crate::front::{Front, FsError, FsResult};
-use crate::state::{DIRTY, INCOMPLETE, LONGEST_SPOOLED, NEW, POISONED, SPOOLED, SlotKind};
+use crate::front::{CommitPoint, Front, FsError, FsResult};
+use crate::state::{DIRTY, INCOMPLETE, LONGEST_SPOOLED, NEW, POISONED, SPOOLED, Slot, SlotKind};
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// The copy of a file, made now if there is none. It has one handle more, which the caller uses or releases.
     pub(in crate::front) fn stage(&self, node: u64, content: InitialContent) -> FsResult<Arc<StagedFile>> {
+        self.stage_with(node, content, LargeUploads::Continue)
+    }
+
+    /// The same for a change that the writer itself makes.
+    pub(in crate::front) fn stage_with(
+        &self,
+        node: u64,
+        content: InitialContent,
+        large_uploads: LargeUploads,
+    ) -> FsResult<Arc<StagedFile>> {
         if let Some(file) = self.staged.acquire(node) {
             return Ok(file);
         }
@@ -28,7 +38,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         // From here on the kernel's pages are those of the copy.
         self.table.forget_pages(node);
-        let uploaded = self.stop_uploads(node)?;
+        let uploaded = self.stop_uploads(node, large_uploads)?;
         let object = self.object_of(node, uploaded.is_some())?;
         let etag = object.etag.clone().unwrap_or_default();
         let id = self.table.add_staged(node, etag.as_bytes())?;
@@ -83,8 +93,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     /// Ends the upload of a file that is still small enough to be in the spool. Answers what was written, if anything is being
-    /// uploaded.
-    fn stop_uploads(&self, node: u64) -> FsResult<Option<Vec<u8>>> {
+    /// uploaded. The upload of a larger file is completed, if the caller wants it; then the object is what was written.
+    fn stop_uploads(&self, node: u64, large_uploads: LargeUploads) -> FsResult<Option<Vec<u8>>> {
         for number in self.table.handles_of(node) {
             let Ok(slot) = self.table.handle(number) else { continue };
             if slot.kind() != SlotKind::WriteHandle || slot.has(POISONED) {
@@ -93,6 +103,13 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             let handle = self.handle(number)?;
             let _turn = handle.turn.lock();
             if handle.is_complete.load(Ordering::Acquire) {
+                continue;
+            }
+            if !slot.has(SPOOLED)
+                && large_uploads == LargeUploads::Complete
+                && self.config.commit_point == CommitPoint::Close
+            {
+                self.complete_upload(number, slot, &handle)?;
                 continue;
             }
             if !slot.has(SPOOLED) {
@@ -115,6 +132,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return Ok(Some(bytes));
         }
         Ok(None)
+    }
+
+    /// What was written so far becomes the object, of which the server copies what does not change. The caller has the handle's turn.
+    fn complete_upload(&self, number: u64, slot: &Slot, handle: &Handle) -> FsResult<()> {
+        block_on(self.files.fsync(handle.inode, handle.inner, false)).inspect_err(|_| self.poison(number, slot))?;
+        handle.is_complete.store(true, Ordering::Release);
+        self.note_stored(slot);
+        Ok(())
     }
 
     /// The crates have no call for it: a write at a wrong offset ends the upload, and nothing of it is stored.
