@@ -188,6 +188,7 @@ imagePullSecrets:
 {{- fail "the values are those of another chart, without the defaults of this one: use --reset-then-reuse-values in place of --reuse-values" -}}
 {{- end -}}
 {{- include "s3csi.checkEarlierValues" . -}}
+{{- include "s3csi.checkCredentials" . -}}
 {{- if and (not (include "s3csi.pluginMounts" .)) .Values.tls.caCertConfigMap (not (include "s3csi.provisions" .)) -}}
 {{- fail "tls.caCertConfigMap is of no use with strategy systemd, whose engines use the certificates of the node: install the certificate on the nodes" -}}
 {{- end -}}

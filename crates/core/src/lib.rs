@@ -9,6 +9,7 @@ pub mod attachment;
 pub mod bucket;
 pub mod chain;
 pub mod credentials;
+pub mod driver_keys;
 pub mod duration;
 pub mod endpoint;
 pub mod engine_failure;

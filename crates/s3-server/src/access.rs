@@ -29,10 +29,13 @@ impl S3Access for Accounts {
         let Some(credentials) = context.credentials() else {
             return Err(s3_error!(AccessDenied, "Access Denied"));
         };
+        let data = self.0.read().map_err(|_| s3_error!(InternalError))?;
+        let token = context.headers().get("x-amz-security-token").and_then(|it| it.to_str().ok());
+        let account = data.acting_account(&credentials.access_key, token)?;
         match context.s3_path().get_bucket_name() {
             // Whether the name is taken is the operation's answer, and a clearer one.
             Some(_) if context.s3_op().name() == "CreateBucket" => Ok(()),
-            Some(bucket) => self.0.read().map_err(|_| s3_error!(InternalError))?.allow(&credentials.access_key, bucket),
+            Some(bucket) => data.allow(account, bucket),
             None => Ok(()),
         }
     }

@@ -19,8 +19,9 @@ impl Operations {
         &self,
         request: S3Request<CreateBucketInput>,
     ) -> S3Result<S3Response<CreateBucketOutput>> {
-        let owner = request.credentials.map(|it| it.access_key).unwrap_or_default();
+        let access_key = request.credentials.map(|it| it.access_key).unwrap_or_default();
         let mut data = self.write();
+        let owner = data.account_of(&access_key).to_owned();
         match data.buckets.get(&request.input.bucket) {
             Some(it) if it.owner == owner => return Err(s3_error!(BucketAlreadyOwnedByYou)),
             Some(_) => {

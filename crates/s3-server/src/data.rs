@@ -8,10 +8,14 @@ use bytes::Bytes;
 use md5::{Digest, Md5};
 use s3s::dto::{Checksum, Metadata};
 
+use crate::sessions::StoredSession;
+
 #[derive(Default)]
 pub(crate) struct Data {
     /// Access key to secret key.
     pub accounts: BTreeMap<String, String>,
+    /// By access key, which is also among the accounts.
+    pub sessions: BTreeMap<String, StoredSession>,
     pub buckets: BTreeMap<String, StoredBucket>,
     pub uploads: BTreeMap<String, StoredUpload>,
     pub uploads_ever: u64,

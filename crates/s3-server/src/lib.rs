@@ -15,6 +15,7 @@ mod multipart;
 mod operation;
 mod operations;
 mod server;
+mod sessions;
 pub mod store;
 #[cfg(test)]
 mod tests;
@@ -25,3 +26,4 @@ pub use data::hex;
 pub use faults::{Effect, Fault, InjectedFault};
 pub use operation::{RecordedRequest, S3Operation};
 pub use server::{S3Server, S3ServerError};
+pub use sessions::Sessions;

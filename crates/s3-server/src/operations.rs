@@ -158,8 +158,9 @@ impl S3 for Operations {
     }
 
     async fn list_buckets(&self, request: S3Request<ListBucketsInput>) -> S3Result<S3Response<ListBucketsOutput>> {
-        let owner = request.credentials.map(|it| it.access_key).unwrap_or_default();
+        let access_key = request.credentials.map(|it| it.access_key).unwrap_or_default();
         let data = self.read();
+        let owner = data.account_of(&access_key).to_owned();
         let own = data.buckets.iter().filter(|(_, bucket)| bucket.owner == owner);
         let buckets = own.map(|(name, bucket)| s3s::dto::Bucket {
             name: Some(name.clone()),
@@ -328,7 +329,9 @@ impl S3 for Operations {
             return Err(s3_error!(InvalidArgument));
         };
         let access_key = request.credentials.map(|it| it.access_key).unwrap_or_default();
-        self.read().allow(&access_key, bucket)?;
+        let data = self.read();
+        data.allow(data.account_of(&access_key), bucket)?;
+        drop(data);
         let mut object = match self.copy {
             CopySupport::Supported => self.object(bucket, key)?,
             CopySupport::Refused => return Err(s3_error!(NotImplemented)),

@@ -21,6 +21,7 @@ use crate::faults::{Fault, Faults, InjectedFault};
 use crate::front::HttpFrontend;
 use crate::operation::{RecordedRequest, S3Operation};
 use crate::operations::Operations;
+use crate::sessions::Sessions;
 use crate::store::{Account, Store, StoreError};
 
 #[derive(Debug, thiserror::Error)]
@@ -156,6 +157,11 @@ impl S3Server {
     /// Takes an account's key away; from now on its requests are answered with 403.
     pub fn remove_account(&self, access_key: &str) {
         self.write().accounts.remove(access_key);
+    }
+
+    /// Temporary keys of this server.
+    pub fn sessions(&self) -> Sessions {
+        Sessions(Arc::clone(&self.data))
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Data> {

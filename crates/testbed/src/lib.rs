@@ -3,6 +3,7 @@
 
 pub mod chart;
 pub mod cluster;
+pub mod credential_issuer;
 pub mod demo;
 pub mod earlier_driver;
 pub mod engine;

@@ -8,6 +8,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
 use super::node::RegistrationMode;
+use crate::credentials::driver::DriverCredentials;
 use crate::csi::health::MetricsPage;
 use crate::host::Host;
 use crate::metrics::NodeMetrics;
@@ -79,6 +80,12 @@ impl BackgroundTasks {
         let conditions = Conditions { assignments: assignments.clone(), mount_health, reporter, client, driver_name };
         runtime.spawn(conditions.write_forever());
         assignments
+    }
+
+    /// Renews the driver's temporary credentials and reports when they expire.
+    pub fn renew_credentials(&self, runtime: &Runtime, credentials: &Arc<DriverCredentials>) {
+        let reporter = self.reporter.clone();
+        runtime.spawn(credentials.clone().renew_forever(move |expires| reporter.driver_credentials(expires)));
     }
 
     pub fn metrics_page(&self) -> MetricsPage {

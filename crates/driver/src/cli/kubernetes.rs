@@ -31,6 +31,18 @@ impl KubernetesArgs {
         let builder = ClientBuilder::try_from(config).context("failed to prepare the connection to the API server")?;
         Ok(builder.with_layer(&CountRequests(metrics.clone())).build())
     }
+
+    /// The same for programs that may run without an API server.
+    pub async fn client_if_needed(self, metrics: &ApiMetrics, is_needed: bool) -> anyhow::Result<Option<Client>> {
+        match self.client(metrics).await {
+            Ok(client) => Ok(Some(client)),
+            Err(error) if is_needed => Err(error),
+            Err(error) => {
+                tracing::info!(reason = format!("{error:#}"), "running without an API server");
+                Ok(None)
+            }
+        }
+    }
 }
 
 async fn from_file(path: &Path) -> anyhow::Result<Config> {

@@ -3,6 +3,7 @@
 mod background;
 mod controller;
 mod crd;
+mod credentials;
 mod directories;
 mod install;
 mod kubernetes;
@@ -11,12 +12,10 @@ mod mountpoint_resources;
 mod node;
 mod provisioning;
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
-use s3csi_core::credentials::Keys;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Mounts S3 buckets as Kubernetes volumes.
@@ -94,25 +93,6 @@ fn shutdown_signal() -> anyhow::Result<impl Future<Output = ()> + Send> {
             _ = interrupt.recv() => tracing::info!("SIGINT received, finishing the calls in flight"),
         }
     })
-}
-
-/// The driver's own keys; absent when neither variable is set, an error when only one is.
-fn driver_keys() -> anyhow::Result<Option<Keys>> {
-    let read = |name: &str| match std::env::var_os(name).filter(|it| !it.is_empty()).map(OsString::into_string) {
-        None => Ok(None),
-        Some(Ok(value)) => Ok(Some(value)),
-        Some(Err(_)) => Err(anyhow::anyhow!("environment variable {name} is not valid text")),
-    };
-    let (id, secret, token) = (read("AWS_ACCESS_KEY_ID")?, read("AWS_SECRET_ACCESS_KEY")?, read("AWS_SESSION_TOKEN")?);
-    match (id, secret) {
-        (None, None) => Ok(None),
-        (Some(id), Some(secret)) => {
-            let keys = Keys::driver(&id, &secret, token.as_deref());
-            keys.map(Some).context("the driver's credentials in the environment are invalid")
-        }
-        (Some(_), None) => anyhow::bail!("AWS_ACCESS_KEY_ID is set but AWS_SECRET_ACCESS_KEY is not"),
-        (None, Some(_)) => anyhow::bail!("AWS_SECRET_ACCESS_KEY is set but AWS_ACCESS_KEY_ID is not"),
-    }
 }
 
 #[cfg(test)]

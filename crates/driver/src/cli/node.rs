@@ -17,10 +17,11 @@ use s3csi_handoff::COMMUNICATION_DIRECTORY;
 use tokio::runtime::Runtime;
 
 use super::background::{BackgroundTasks, NodePaths};
+use super::credentials::CredentialArgs;
 use super::directories::{resolved_directory, share_directory};
 use super::kubernetes::KubernetesArgs;
 use super::log::LogArgs;
-use super::{Strategy, driver_keys, shutdown_signal};
+use super::{Strategy, shutdown_signal};
 use crate::csi;
 use crate::csi::server::{Endpoint, Server};
 use crate::host::{Host, Kernel};
@@ -45,8 +46,8 @@ use crate::node::{Layout, Node, strategies};
 use crate::systemd::{Limits, PRIVATE_SOCKET, Systemd};
 
 pub const EXAMPLE: &str = "\
-The driver's own credentials come from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and (optional) AWS_SESSION_TOKEN;
-volumes with `authenticationSource: secret` bring their own.
+Without --credentials-directory, the driver's own keys are AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and (optional)
+AWS_SESSION_TOKEN; volumes with `authenticationSource: secret` bring their own.
 
 Example:
   AWS_ENDPOINT_URL=http://s3.example.com:8000 s3csi node --node-id worker-1";
@@ -131,6 +132,9 @@ pub struct NodeArgs {
     /// Region to sign requests for, unless a volume sets another.
     #[arg(long, env = "AWS_REGION", value_name = "REGION")]
     s3_region: Option<String>,
+
+    #[command(flatten)]
+    credentials: CredentialArgs,
 
     /// Namespaces of workloads whose volumes use the driver's keys if they say `authenticationSource: secret` and name no Secret, as
     /// volumes of earlier drivers do.
@@ -228,6 +232,7 @@ impl NodeArgs {
             health_address,
             s3_endpoint_url,
             s3_region,
+            credentials,
             secret_falls_back_to_driver,
             kubernetes_version,
             log,
@@ -239,15 +244,17 @@ impl NodeArgs {
             .context("AWS_ENDPOINT_URL environment variable must be set (or --s3-endpoint-url), for example to http://s3.example.com:8000")?;
         anyhow::ensure!(!node_id.is_empty(), "node-id is required: set CSI_NODE_NAME or --node-id to this node's name");
         let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
-        let engine_config = EngineConfig { settings, driver_keys: driver_keys()?, kubernetes_version };
+        let driver_credentials = Arc::new(credentials.driver_credentials(settings.region.as_deref())?);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
             .context("failed to start the async runtime")?;
+        let engine_config =
+            EngineConfig { settings, driver_credentials, kubernetes_version, runtime: runtime.handle().clone() };
         draining.retain(|it| *it != strategy && *it != Strategy::Systemd);
         let metrics = Arc::new(NodeMetrics::new());
         let needs_client = strategy == Strategy::Pod || draining.contains(&Strategy::Pod);
-        let client = connect(&runtime, kubernetes, &metrics, needs_client)?;
+        let client = runtime.block_on(kubernetes.client_if_needed(metrics.api(), needs_client))?;
         let builder = NodeBuilder {
             engine_config,
             layout: Layout::new(&kubelet_path, &driver_name),
@@ -261,6 +268,7 @@ impl NodeArgs {
             runtime,
         };
         let background = builder.start_background(client.clone(), strategy, registration)?;
+        background.renew_credentials(&builder.runtime, &builder.engine_config.driver_credentials);
         let build = |strategy| match strategy {
             Strategy::Pod => builder.build_pod(&mounter, client.clone(), &background),
             Strategy::Daemon => builder.build_daemon(&mounter, &background),
@@ -296,23 +304,6 @@ impl NodeArgs {
         });
         builder.runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
         outcome
-    }
-}
-
-/// The client of the API server, which only strategy pod needs.
-fn connect(
-    runtime: &Runtime,
-    kubernetes: KubernetesArgs,
-    metrics: &NodeMetrics,
-    is_needed: bool,
-) -> anyhow::Result<Option<Client>> {
-    match runtime.block_on(kubernetes.client(metrics.api())) {
-        Ok(client) => Ok(Some(client)),
-        Err(error) if is_needed => Err(error),
-        Err(error) => {
-            tracing::info!(reason = format!("{error:#}"), "running without an API server");
-            Ok(None)
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use s3csi_core::environment::DriverSettings;
 use s3csi_core::provision::is_signing_region;
 use s3csi_core::publish::SingleNodeVolumes;
 
-use super::driver_keys;
+use super::credentials::CredentialArgs;
 use crate::csi::provisioning::ProvisioningServer;
 use crate::csi::server::Endpoint;
 use crate::provision::failpoints::{Failpoint, Failpoints};
@@ -33,6 +33,9 @@ pub struct ProvisioningArgs {
     #[arg(long, env = "AWS_CA_BUNDLE", value_name = "FILE")]
     s3_ca_bundle: Option<PathBuf>,
 
+    #[command(flatten)]
+    credentials: CredentialArgs,
+
     /// For tests of crashes: end right after the first change of this kind in the store.
     #[arg(long, hide = true, value_enum, value_name = "STEP")]
     stop_after_change: Option<Failpoint>,
@@ -49,7 +52,7 @@ impl ProvisioningArgs {
         driver_name: &str,
         single_node: SingleNodeVolumes,
     ) -> anyhow::Result<Option<ProvisioningServer>> {
-        let Self { csi_endpoint, s3_endpoint_url, s3_region, s3_ca_bundle, stop_after_change } = self;
+        let Self { csi_endpoint, s3_endpoint_url, s3_region, s3_ca_bundle, credentials, stop_after_change } = self;
         let Some(endpoint) = csi_endpoint.filter(|it| !it.is_empty()) else {
             return Ok(None);
         };
@@ -71,7 +74,8 @@ impl ProvisioningArgs {
             }
         };
         let failpoints = Failpoints::stop_after(stop_after_change);
-        let provisioner = Arc::new(Provisioner::new(settings, driver_keys()?, &certificates, failpoints)?);
+        let credentials = Arc::new(credentials.driver_credentials(settings.region.as_deref())?);
+        let provisioner = Arc::new(Provisioner::new(settings, credentials, &certificates, failpoints)?);
         Ok(Some(ProvisioningServer { driver_name: driver_name.to_owned(), socket, provisioner, single_node }))
     }
 }

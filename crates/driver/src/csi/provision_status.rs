@@ -8,7 +8,8 @@ use s3csi_core::credentials::InvalidKeys;
 use s3csi_core::provision::{InvalidCreateRequest, UnknownVolumeId};
 use tonic::{Code, Status};
 
-use crate::provision::error::{CreateError, DeleteError, LookupError, S3Error, S3ErrorKind};
+use super::status::of_driver_credentials;
+use crate::provision::error::{CreateError, CredentialsError, DeleteError, LookupError, S3Error, S3ErrorKind};
 
 pub fn of_invalid(error: &InvalidCreateRequest) -> Status {
     let code = match error {
@@ -38,7 +39,7 @@ pub fn of_invalid(error: &InvalidCreateRequest) -> Status {
 pub fn of_create(error: &CreateError) -> Status {
     let code = match error {
         CreateError::Busy => Code::Aborted,
-        CreateError::Credentials(_) => Code::Unauthenticated,
+        CreateError::Credentials(cause) => of_credentials(cause),
         CreateError::DeadlineExceeded => Code::DeadlineExceeded,
         CreateError::ForeignBucket { .. }
         | CreateError::NoMetadata { .. }
@@ -58,7 +59,7 @@ pub fn of_create(error: &CreateError) -> Status {
 pub fn of_delete(error: &DeleteError) -> Status {
     let code = match error {
         DeleteError::Busy => Code::Aborted,
-        DeleteError::Credentials(_) => Code::Unauthenticated,
+        DeleteError::Credentials(cause) => of_credentials(cause),
         DeleteError::DeadlineExceeded => Code::DeadlineExceeded,
         DeleteError::Foreign { .. } | DeleteError::NotEmpty { .. } | DeleteError::Unreadable { .. } => {
             Code::FailedPrecondition
@@ -71,9 +72,18 @@ pub fn of_delete(error: &DeleteError) -> Status {
     Status::new(code, Chain(error).to_string())
 }
 
+fn of_credentials(error: &CredentialsError) -> Code {
+    match error {
+        CredentialsError::Missing | CredentialsError::ForeignEndpoint { .. } | CredentialsError::SecretRequired => {
+            Code::Unauthenticated
+        }
+        CredentialsError::Unusable { cause } => of_driver_credentials(cause),
+    }
+}
+
 pub fn of_lookup(error: &LookupError) -> Status {
     let code = match error {
-        LookupError::Credentials(_) => Code::Unauthenticated,
+        LookupError::Credentials(cause) => of_credentials(cause),
         LookupError::DeadlineExceeded => Code::DeadlineExceeded,
         LookupError::Read { cause } => of_s3(cause),
         LookupError::Unreadable { .. } => Code::FailedPrecondition,
@@ -119,7 +129,6 @@ pub fn no_such_volume(id: &str) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::provision::error::CredentialsError;
 
     /// What external-provisioner v5.1.0 does after `CreateVolume` failed (`checkError` in pkg/controller/controller.go).
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

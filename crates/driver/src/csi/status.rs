@@ -5,6 +5,7 @@ use s3csi_core::chain::Chain;
 use s3csi_core::publish::InvalidPublish;
 use tonic::{Code, Status};
 
+use crate::credentials::driver::DriverCredentialsError;
 use crate::node::assignment::AssignmentError;
 use crate::node::error::{PublishError, UnpublishError};
 use crate::node::health::HealthError;
@@ -20,6 +21,7 @@ pub fn of_publish(error: &PublishError) -> Status {
             Code::InvalidArgument
         }
         PublishError::NoDriverKeys { .. } => Code::Unauthenticated,
+        PublishError::DriverKeys { cause, .. } => of_driver_credentials(cause),
         PublishError::Credentials { .. }
         | PublishError::EngineDirectory { .. }
         | PublishError::Look { .. }
@@ -35,6 +37,16 @@ pub fn of_publish(error: &PublishError) -> Status {
         PublishError::Unit { cause, .. } => of_unit(cause),
     };
     Status::new(code, Chain(error).to_string())
+}
+
+pub fn of_driver_credentials(error: &DriverCredentialsError) -> Code {
+    match error {
+        DriverCredentialsError::Issuer { cause, .. } if cause.is_transient() => Code::Unavailable,
+        DriverCredentialsError::Issuer { .. }
+        | DriverCredentialsError::Read { .. }
+        | DriverCredentialsError::Invalid { .. }
+        | DriverCredentialsError::Profile { .. } => Code::Unauthenticated,
+    }
 }
 
 fn of_invalid(invalid: &InvalidPublish) -> Code {

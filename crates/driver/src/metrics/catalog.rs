@@ -5,7 +5,7 @@ use prometheus_client::registry::Unit;
 use super::{Description, MetricType, Program};
 
 /// Every metric of every program.
-pub const ALL: [&Description; 21] = [
+pub const ALL: [&Description; 22] = [
     &API_REQUESTS,
     &PUBLISH_DURATION,
     &UNPUBLISH_DURATION,
@@ -15,6 +15,7 @@ pub const ALL: [&Description; 21] = [
     &ENGINE_DEATHS,
     &ENGINE_STALLS,
     &CREDENTIALS_AGE,
+    &CREDENTIALS_EXPIRY,
     &REGISTERED,
     &TAINTS_REMOVED,
     &EVENTS,
@@ -107,7 +108,16 @@ pub const CREDENTIALS_AGE: Description = Description {
     unit: Some(Unit::Seconds),
     labels: &[],
     of: Program::Node,
-    help: "The longest time since the credentials of a published volume were refreshed. kubelet triggers a refresh about once a minute. Expiry dates of keys are not known",
+    help: "The longest time since the credentials of a published volume were refreshed. kubelet triggers a refresh about once a minute. Static keys have no expiry date",
+};
+
+pub const CREDENTIALS_EXPIRY: Description = Description {
+    name: "s3csi_credentials_expiry_timestamp",
+    metric_type: MetricType::Gauge,
+    unit: Some(Unit::Seconds),
+    labels: &[],
+    of: Program::Node,
+    help: "When the driver's temporary credentials expire, in seconds since 1970; 0 if they are static",
 };
 
 pub const REGISTERED: Description = Description {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::AtomicU64;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -27,6 +27,7 @@ pub struct NodeMetrics {
     engine_deaths: Counter,
     engine_stalls: Histogram,
     credentials_age: Gauge<f64, AtomicU64>,
+    credentials_expiry: Gauge,
     registered: Gauge,
     taints_removed: Counter,
     events: Family<One, Counter>,
@@ -54,6 +55,7 @@ impl NodeMetrics {
             engine_deaths: register(&mut registry, &catalog::ENGINE_DEATHS, Counter::default()),
             engine_stalls: register(&mut registry, &catalog::ENGINE_STALLS, durations()),
             credentials_age: register(&mut registry, &catalog::CREDENTIALS_AGE, Gauge::default()),
+            credentials_expiry: register(&mut registry, &catalog::CREDENTIALS_EXPIRY, Gauge::default()),
             registered: register(&mut registry, &catalog::REGISTERED, Gauge::default()),
             taints_removed: register(&mut registry, &catalog::TAINTS_REMOVED, Counter::default()),
             events: register(&mut registry, &catalog::EVENTS, Family::default()),
@@ -109,6 +111,11 @@ impl NodeMetrics {
 
     pub fn credentials_aged(&self, longest: Duration) {
         self.credentials_age.set(longest.as_secs_f64());
+    }
+
+    pub fn credentials_expire(&self, at: SystemTime) {
+        let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        self.credentials_expiry.set(seconds.try_into().unwrap_or(i64::MAX));
     }
 
     pub fn registered(&self, is_registered: bool) {

@@ -1,23 +1,28 @@
 //! The configuration of an engine, for every strategy: its keys, its arguments, its environment.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use s3csi_core::credentials::Keys;
 use s3csi_core::environment::{DriverSettings, ProfilePaths, engine_environment};
 use s3csi_core::policy;
 use s3csi_core::publish::{Identity, Publish};
 use s3csi_core::user_agent::user_agent;
+use tokio::runtime::Handle;
 
 use super::error::PublishError;
 use crate::credentials;
+use crate::credentials::driver::DriverCredentials;
 use crate::host::FuseOptions;
 
 /// The settings that all engines of this node share.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     pub settings: DriverSettings,
-    pub driver_keys: Option<Keys>,
+    pub driver_credentials: Arc<DriverCredentials>,
     pub kubernetes_version: Option<String>,
+    /// Waits for issuers of keys.
+    pub runtime: Handle,
 }
 
 /// The command line and environment of one engine.
@@ -30,12 +35,16 @@ pub struct EngineCommand {
 }
 
 impl EngineConfig {
-    pub fn keys<'a>(&'a self, publish: &'a Publish) -> Result<&'a Keys, PublishError> {
+    /// The keys of this volume as they are now: every publish writes them for the engine.
+    pub fn keys(&self, publish: &Publish) -> Result<Keys, PublishError> {
+        let bucket = || publish.bucket.to_string();
         match &publish.identity {
-            Identity::Secret(keys) => Ok(keys),
+            Identity::Secret(keys) => Ok(keys.clone()),
             Identity::Driver => {
-                let missing = || PublishError::NoDriverKeys { bucket: publish.bucket.to_string() };
-                self.driver_keys.as_ref().ok_or_else(missing)
+                let unusable = |cause| PublishError::DriverKeys { bucket: bucket(), cause };
+                let missing = || PublishError::NoDriverKeys { bucket: bucket() };
+                let current = self.runtime.block_on(self.driver_credentials.current());
+                current.map_err(unusable)?.ok_or_else(missing)
             }
         }
     }

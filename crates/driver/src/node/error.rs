@@ -12,6 +12,7 @@ use s3csi_core::publish::InvalidPublish;
 use super::assignment::AssignmentError;
 use super::source::SourceError;
 use super::strategies::systemd::UnitError;
+use crate::credentials::driver::DriverCredentialsError;
 use crate::host::{HostError, Probe, SafeDirError};
 
 /// The error output of an engine in one of our messages: enough for the cause, too short for a log.
@@ -33,10 +34,17 @@ pub enum PublishError {
     },
 
     #[error(
-        "Could not mount {bucket:?}: the driver has no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the \
-         node plugin (chart value s3CredentialSecret) or use `authenticationSource: secret` with a nodePublishSecretRef"
+        "Could not mount {bucket:?}: the driver has no credentials; create its Secret (chart value s3CredentialSecret) with \
+         access_key_id and secret_access_key, or use `authenticationSource: secret` with a nodePublishSecretRef"
     )]
     NoDriverKeys { bucket: String },
+
+    #[error("Could not mount {bucket:?}: the driver's credentials cannot be used")]
+    DriverKeys {
+        bucket: String,
+        #[source]
+        cause: DriverCredentialsError,
+    },
 
     #[error(
         "Could not mount {bucket:?}: the mounter's directory {directory:?} cannot be used; is the mounter running on this node?"

@@ -87,9 +87,10 @@ impl Node {
         let bucket = publish.bucket.to_string();
         let ignored = policy::removed(&publish.arguments);
         let has_fallen_back = publish.has_fallen_back();
+        let authentication = publish.identity.source();
         let PublishOutcome { mounted, source } = self.strategies.publish(publish, raw, deadline, timer)?;
         let served_by = strategies::describe_server(source.as_deref());
-        let published = PublishedVolume { workload, volume, bucket, source, refreshed: Instant::now() };
+        let published = PublishedVolume { workload, volume, bucket, source, authentication, refreshed: Instant::now() };
         self.reporter.published(&target, published, mounted, &served_by);
         if mounted == MountOutcome::AlreadyMounted {
             return Ok(());

@@ -7,14 +7,20 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use kube::Client;
 use parking_lot::Mutex;
+use s3csi_core::publish::AuthenticationSource;
 use tokio::sync::Notify;
 
 use crate::api::recorder::{EventDetails, EventLimits, EventRecorder, EventType, PodReference, ReportingController};
 use crate::metrics::NodeMetrics;
+
+/// The reason of the Event for temporary credentials that were not renewed in time.
+const DRIVER_CREDENTIALS_EXPIRED: &str = "DriverCredentialsExpired";
+const DRIVER_CREDENTIALS_EXPIRED_NOTE: &str =
+    "the driver's temporary credentials have expired and cannot be renewed; the log of the node plugin has the cause";
 
 pub struct Reporter {
     metrics: Arc<NodeMetrics>,
@@ -35,6 +41,8 @@ pub struct PublishedVolume {
     pub bucket: String,
     /// The name of its source; `None` if it has a unit of its own.
     pub source: Option<String>,
+    /// Whose credentials it uses.
+    pub authentication: AuthenticationSource,
     /// When its credentials were last written.
     pub refreshed: Instant,
 }
@@ -209,6 +217,21 @@ impl Reporter {
     /// Completes when the conditions of Mountpoint Pods may have changed.
     pub async fn changed(&self) {
         self.changed.notified().await;
+    }
+
+    /// The driver's temporary credentials expire at this time. Records an Event on the workloads that use them once they have.
+    pub fn driver_credentials(&self, expires: Option<SystemTime>) {
+        let Some(expires) = expires else { return };
+        self.metrics.credentials_expire(expires);
+        if SystemTime::now() < expires {
+            return;
+        }
+        let (severity, reason) = (EventType::Warning, DRIVER_CREDENTIALS_EXPIRED);
+        let published: Vec<_> = self.published.lock().values().cloned().collect();
+        for volume in published.iter().filter(|it| it.authentication == AuthenticationSource::Driver) {
+            let note = format!("bucket {:?}: {DRIVER_CREDENTIALS_EXPIRED_NOTE}", volume.bucket);
+            self.record(volume, EventDetails { severity, reason, subject: volume.volume.clone(), note });
+        }
     }
 
     /// Updates the metric for the age of credentials.

@@ -2,6 +2,8 @@
 
 use s3csi_core::provision::{RecordDifference, UnreadableRecord};
 
+use crate::credentials::driver::DriverCredentialsError;
+
 /// A failed request to S3, with the store's message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{operation} for bucket {bucket:?} failed: {message}")]
@@ -90,12 +92,18 @@ impl S3ErrorKind {
 }
 
 /// Why a request must not be sent with the driver's keys.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
     #[error(
-        "the request has no provisioner secret and the driver has no keys: name a secret in the StorageClass, or give the controller AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        "the request has no provisioner secret and the driver has no keys: name a secret in the StorageClass, or create the driver's Secret (chart value s3CredentialSecret)"
     )]
     Missing,
+
+    #[error("the driver's credentials cannot be used")]
+    Unusable {
+        #[source]
+        cause: DriverCredentialsError,
+    },
 
     #[error(
         "the volume is in the store {endpoint}, and the request has no provisioner secret; the driver's keys are never sent to another store: restore the secret that the volume was created with"

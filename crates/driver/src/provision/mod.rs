@@ -13,9 +13,9 @@ mod metadata;
 mod prefix;
 mod store;
 
+use std::sync::Arc;
 use std::time::Instant;
 
-use s3csi_core::credentials::Keys;
 use s3csi_core::endpoint::EndpointUrl;
 use s3csi_core::environment::DriverSettings;
 use s3csi_core::provision::{
@@ -29,12 +29,13 @@ pub use self::client::{InvalidCaBundle, TrustedCertificates};
 use self::error::{CreateError, CredentialsError, DeleteError, LookupError};
 use self::failpoints::Failpoints;
 use self::store::S3Store;
+use crate::credentials::driver::DriverCredentials;
 use crate::keyed_locks::KeyedLocks;
 
 /// One for all accounts: every call has its own keys, or uses the driver's.
 pub struct Provisioner {
     settings: DriverSettings,
-    driver_keys: Option<Keys>,
+    driver_credentials: Arc<DriverCredentials>,
     clients: S3Clients,
     /// One call per volume at a time.
     locks: KeyedLocks,
@@ -53,19 +54,19 @@ pub enum VolumeLookup {
 impl Provisioner {
     pub fn new(
         settings: DriverSettings,
-        driver_keys: Option<Keys>,
+        driver_credentials: Arc<DriverCredentials>,
         certificates: &TrustedCertificates,
         failpoints: Failpoints,
     ) -> Result<Self, InvalidCaBundle> {
         let clients = S3Clients::new(certificates)?;
-        Ok(Self { settings, driver_keys, clients, locks: KeyedLocks::default(), failpoints })
+        Ok(Self { settings, driver_credentials, clients, locks: KeyedLocks::default(), failpoints })
     }
 
     /// Creates the volume, or finds that it exists.
     pub async fn create(&self, create: &CreateRequest, deadline: Instant) -> Result<(), CreateError> {
         let id = create.id.to_string();
         let _held = self.locks.try_lock(&id).ok_or(CreateError::Busy)?;
-        let store = self.store(&create.identity, create.endpoint()).map_err(CreateError::Credentials)?;
+        let store = self.store(&create.identity, create.endpoint()).await.map_err(CreateError::Credentials)?;
         // Boxed, because the library's futures are big.
         let work = Box::pin(async {
             match &create.place {
@@ -86,7 +87,7 @@ impl Provisioner {
         deadline: Instant,
     ) -> Result<(), DeleteError> {
         let _held = self.locks.try_lock(&id.to_string()).ok_or(DeleteError::Busy)?;
-        let store = self.store(identity, id.endpoint.as_ref()).map_err(DeleteError::Credentials)?;
+        let store = self.store(identity, id.endpoint.as_ref()).await.map_err(DeleteError::Credentials)?;
         let work = Box::pin(async {
             match &id.data {
                 ProvisionedVolume::Bucket { bucket, key } => {
@@ -109,7 +110,7 @@ impl Provisioner {
         let Ok(bucket) = id.parse() else {
             return Ok(());
         };
-        let store = self.store(identity, None).map_err(DeleteError::Credentials)?;
+        let store = self.store(identity, None).await.map_err(DeleteError::Credentials)?;
         let exists = within(deadline, Box::pin(store.exists(&bucket))).await.unwrap_or(Ok(true));
         if exists.map_err(|cause| DeleteError::Read { cause })? {
             return Err(DeleteError::Foreign { bucket: bucket.to_string() });
@@ -123,7 +124,7 @@ impl Provisioner {
         identity: &StoreIdentity,
         deadline: Instant,
     ) -> Result<VolumeLookup, LookupError> {
-        let store = self.store(identity, id.endpoint.as_ref()).map_err(LookupError::Credentials)?;
+        let store = self.store(identity, id.endpoint.as_ref()).await.map_err(LookupError::Credentials)?;
         let work = Box::pin(async {
             match &id.data {
                 ProvisionedVolume::Bucket { bucket, key } => bucket::lookup(&store, bucket, key).await,
@@ -140,17 +141,24 @@ impl Provisioner {
 
     /// The store with the caller's credentials. The driver's keys are only ever sent to the driver's endpoint: anyone who may
     /// create a PersistentVolume chooses the endpoint in a volume ID.
-    fn store(&self, identity: &StoreIdentity, endpoint: Option<&EndpointUrl>) -> Result<S3Store, CredentialsError> {
+    async fn store(
+        &self,
+        identity: &StoreIdentity,
+        endpoint: Option<&EndpointUrl>,
+    ) -> Result<S3Store, CredentialsError> {
         let keys = match (&identity.identity, endpoint) {
-            (Identity::Secret(keys), _) => keys,
-            (Identity::Driver, None) => self.driver_keys.as_ref().ok_or(CredentialsError::Missing)?,
+            (Identity::Secret(keys), _) => keys.clone(),
+            (Identity::Driver, None) => {
+                let current = self.driver_credentials.current().await;
+                current.map_err(|cause| CredentialsError::Unusable { cause })?.ok_or(CredentialsError::Missing)?
+            }
             (Identity::Driver, Some(endpoint)) => {
                 return Err(CredentialsError::ForeignEndpoint { endpoint: endpoint.to_string() });
             }
         };
         let endpoint = endpoint.map(EndpointUrl::as_str).or(self.settings.endpoint_url.as_deref());
         let region = identity.signing_region.as_deref().or(self.settings.region.as_deref()).filter(|it| !it.is_empty());
-        Ok(self.clients.store(keys, identity.identity.source(), endpoint, region))
+        Ok(self.clients.store(&keys, identity.identity.source(), endpoint, region))
     }
 }
 

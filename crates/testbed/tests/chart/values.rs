@@ -9,7 +9,7 @@ use crate::chart::{self, Setting, directory, helm, read, render, render_text, te
 use crate::schema::Schema;
 
 /// What must be set before these values can have a meaning.
-const PREREQUISITES: [(&str, &str, &str); 16] = [
+const PREREQUISITES: [(&str, &str, &str); 23] = [
     ("mounter.", "strategy", "daemon"),
     ("systemd.", "strategy", "systemd"),
     ("initContainer.", "strategy", "systemd"),
@@ -26,6 +26,13 @@ const PREREQUISITES: [(&str, &str, &str); 16] = [
     ("networkPolicy.scrapers", "networkPolicy.enabled", "true"),
     ("networkPolicy.egress", "networkPolicy.enabled", "true"),
     ("tls.caCertData", "tls.caCertConfigMap", "private-ca"),
+    ("credentials.source", "credentials.webIdentity.roleArn", "arn:aws:iam::1:role/one"),
+    ("credentials.profile.", "credentials.source", "profile"),
+    ("credentials.profile.", "credentials.profile.secretName", "files"),
+    ("credentials.instanceProfile.", "credentials.source", "instanceProfile"),
+    ("credentials.webIdentity.", "credentials.source", "webIdentity"),
+    ("credentials.webIdentity.", "credentials.webIdentity.roleArn", "arn:aws:iam::1:role/one"),
+    ("credentials.container.", "credentials.source", "container"),
 ];
 
 fn prerequisites(path: &str) -> Vec<Setting<'static>> {
@@ -140,6 +147,9 @@ fn what_cannot_work_together_is_refused() {
         "tls.caCertConfigMap is of no use with strategy systemd",
     );
     check(&[("tls.caCertData", json!("PEM"))], "tls.caCertData needs a name for its ConfigMap");
+    let source = |it: &str| ("credentials.source", json!(it));
+    check(&[source("webIdentity")], "set credentials.webIdentity.roleArn");
+    check(&[source("profile")], "set credentials.profile.secretName");
 }
 
 /// All values that the chart scality-mountpoint-s3-csi-driver 2.2.0 has or honours.
@@ -158,7 +168,9 @@ fn values_of_the_earlier_chart_are_accepted_and_mean_the_same() {
     assert_eq!(text(&plugin["image"]), concat!("registry.example.com/storage/s3csi:", env!("CARGO_PKG_VERSION")));
     assert_eq!(variable("AWS_ENDPOINT_URL")["value"], "http://s3.earlier.example:8000");
     assert_eq!(variable("AWS_REGION")["value"], "us-west-2");
-    assert_eq!(variable("AWS_ACCESS_KEY_ID")["valueFrom"]["secretKeyRef"]["key"], "access_key_id");
+    let secret = chart::elements(&node["volumes"]).find(|it| it["name"] == "credentials").unwrap();
+    assert_eq!(secret["secret"]["secretName"], "s3-secret");
+    assert_eq!(secret["secret"]["items"][0], json!({"key": "access_key_id", "path": "access_key_id"}));
     assert_eq!(variable("KUBELET_PATH")["value"], "/var/lib/kubelet");
     assert_eq!(node["imagePullSecrets"], json!([{"name": "registry-key"}]));
     assert_eq!(node["nodeSelector"], json!({"kubernetes.io/os": "linux", "disk": "fast"}));

@@ -10,6 +10,7 @@ mod flatness;
 mod groups;
 mod held;
 mod hung;
+mod issued;
 mod kill_matrix;
 mod paths;
 mod read_only;

@@ -1,6 +1,7 @@
 //! The socket itself: what it announces, what it confirms, whom it trusts, and how it starts and ends.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use s3csi_driver::csi::proto::controller_service_capability::{Type, rpc};
 use s3csi_driver::csi::proto::plugin_capability::{self, service};
@@ -15,6 +16,7 @@ use s3csi_driver::csi::proto::{
 use s3csi_s3_server::certificates::CertificateAuthority;
 use s3csi_s3_server::store::Store as _;
 use s3csi_s3_server::{Config, Transport};
+use s3csi_testbed::credential_issuer::{CredentialIssuer, IssuerMode};
 use s3csi_testbed::provisioning::{Provisioning, bundle, capability, request};
 use s3csi_testbed::versitygw::Versioning;
 use tonic::{Code, Status};
@@ -23,6 +25,38 @@ use crate::on_both_servers;
 use crate::world::{World, check_refused, in_process_with, versitygw_with};
 
 on_both_servers!(capabilities_are_checked_and_confirmed);
+
+/// The driver's own keys are what they are at the time of the call.
+#[test]
+fn the_driver_s_keys_may_change_and_expire() {
+    let world = in_process_with("changing-keys", Config::default());
+    let mut provisioning = world.provisioning();
+    provisioning.set_account(None);
+    let (account, token) = (world.store.account(), "driver-token-NeverPrintThis");
+    let directory = world.fixture.create_directory("driver-secret");
+    let controller = provisioning.start_with(&["--credentials-directory", directory.to_str().unwrap()]);
+    let missing = "the driver has no keys";
+    check_refused(provisioning.create(request("pvc-1", &[])), Code::Unauthenticated, missing);
+    bundle(&world.fixture, "driver-secret/access_key_id", &account.access_key);
+    let lacks = "the Secret lacks secret_access_key";
+    check_refused(provisioning.create(request("pvc-1", &[])), Code::Unauthenticated, lacks);
+    bundle(&world.fixture, "driver-secret/secret_access_key", &account.secret_key);
+    let volume = provisioning.create(request("pvc-1", &[])).unwrap();
+    assert!(controller.terminate().success());
+
+    let issuer = CredentialIssuer::start(world.store.sessions(), account, token, Duration::from_hours(1));
+    let (url, file) = (format!("{}/v1/credentials", issuer.url()), bundle(&world.fixture, "token", token));
+    let source = ["--credentials-source", "container", "--container-credentials-url", &url];
+    let arguments = [source.as_slice(), &["--container-token-file", file.to_str().unwrap()]].concat();
+    issuer.set_mode(IssuerMode::Fail);
+    let controller = provisioning.start_with(&arguments);
+    check_refused(provisioning.delete(&volume.volume_id), Code::Unavailable, "refused with status 500");
+    assert!(controller.terminate().success());
+    issuer.set_mode(IssuerMode::Issue { lifetime: Duration::from_hours(1) });
+    let _controller = provisioning.start_with(&arguments);
+    provisioning.delete(&volume.volume_id).unwrap();
+    assert_eq!(world.buckets(), [""; 0]);
+}
 
 #[test]
 fn the_socket_announces_what_it_can() {

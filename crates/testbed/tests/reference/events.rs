@@ -17,7 +17,7 @@ to those of kubelet. An Event that repeats is recorded once a minute; failures t
 ";
 
 /// Reason, what records it, meaning.
-const EVENTS: [(&str, &str, &str); 17] = [
+const EVENTS: [(&str, &str, &str); 18] = [
     ("MountpointPodAssigned", "controller", "a Mountpoint Pod serves the workload"),
     ("WaitingForMountpointPod", "controller", "the Mountpoint Pod does not run yet; the message names the reason"),
     (
@@ -38,6 +38,11 @@ const EVENTS: [(&str, &str, &str); 17] = [
         "node",
         "the volume says `authenticationSource: secret`, but names no Secret; the driver's keys are used, because the namespace is \
          listed in `legacy.secretFallsBackToDriver`",
+    ),
+    (
+        "DriverCredentialsExpired",
+        "node",
+        "the driver's temporary credentials have expired and cannot be renewed; the log of the node plugin has the cause",
     ),
     ("MountOptionIgnored", "node", "a mount option that only the driver sets; the bucket is mounted without it"),
     ("EngineResumed", "node", "an engine died and another one took over the same mount; open files stay valid"),

@@ -49,7 +49,7 @@ pub struct Daemon {
 
 impl Daemon {
     pub fn publish(&self, publish: &Publish, deadline: Instant, timer: &CallTimer) -> PublishResult {
-        let keys = self.engine_config.keys(publish)?;
+        let keys = &self.engine_config.keys(publish)?;
         let name = publish.sharing_key(&self.node).name();
         // Invalid options are refused before anything is created.
         let request = self.request(publish, &name)?;

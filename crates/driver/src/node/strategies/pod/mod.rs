@@ -60,7 +60,7 @@ impl MountpointPods {
         deadline: Instant,
         timer: &CallTimer,
     ) -> PublishResult {
-        let keys = self.engine_config.keys(publish)?;
+        let keys = &self.engine_config.keys(publish)?;
         // Invalid options are refused before anything is waited for.
         let engine = self.engine_config.command(publish, &self.view)?;
         let request = MountRequest {

@@ -108,7 +108,7 @@ impl SystemdUnits {
         deadline: Instant,
         timer: &CallTimer,
     ) -> Result<PublishOutcome, PublishError> {
-        let keys = self.engine_config.keys(publish)?;
+        let keys = &self.engine_config.keys(publish)?;
         let name = directory_name(&publish.target);
         // Invalid options are refused before anything is created.
         let command = self.command(&self.caches.redirect(publish, &name), &name, limits)?;

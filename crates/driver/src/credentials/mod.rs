@@ -1,6 +1,12 @@
 //! The files that an engine reads its keys from. They are written atomically, for its group only, on every publish, so that
 //! rotated keys reach a running engine.
 
+pub mod driver;
+mod http;
+pub mod issuer;
+pub mod profile;
+mod timestamp;
+
 use std::path::Path;
 
 use s3csi_core::credentials::Keys;
