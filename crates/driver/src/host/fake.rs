@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -150,10 +151,10 @@ impl FakeHost {
 }
 
 impl Host for FakeHost {
-    fn mount_table(&self) -> Result<MountTable, HostError> {
+    fn mount_table(&self) -> Result<Arc<MountTable>, HostError> {
         match self.called(Call::MountTable, Operation::MountTable) {
             (_, Some(cause)) => Err(HostError::ReadTable { cause }),
-            (state, None) => Ok(state.mounts.iter().cloned().collect()),
+            (state, None) => Ok(Arc::new(state.mounts.iter().cloned().collect())),
         }
     }
 

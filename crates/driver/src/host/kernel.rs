@@ -6,9 +6,11 @@ use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, chmod, mkdir, open, openat, readlink, rmdir, statx,
@@ -40,6 +42,15 @@ const FUSE_CONNECTIONS: &str = "/sys/fs/fuse/connections";
 pub struct Kernel {
     prober: Prober,
     fuse_control: PathBuf,
+    last_table: Arc<Mutex<Option<LastTable>>>,
+}
+
+/// The mount table as it was last read. It is large where there are many volumes, and each call needs it several times.
+#[derive(Debug)]
+struct LastTable {
+    /// The kernel reports for each open file whether the table has changed.
+    file: File,
+    table: Arc<MountTable>,
 }
 
 impl Kernel {
@@ -49,7 +60,7 @@ impl Kernel {
 
     /// With another mount point of `fusectl`, or none.
     pub fn with_fuse_control(directory: impl Into<PathBuf>) -> Self {
-        Self { prober: Prober::default(), fuse_control: directory.into() }
+        Self { prober: Prober::default(), fuse_control: directory.into(), last_table: Arc::default() }
     }
 
     /// The number of probes that still wait for their file system.
@@ -65,22 +76,34 @@ impl Default for Kernel {
 }
 
 impl Host for Kernel {
-    /// Generated from kernel data structures; no file system is accessed.
-    fn mount_table(&self) -> Result<MountTable, HostError> {
+    /// Generated from kernel data structures; no file system is accessed. Read again only if the kernel reports a change.
+    fn mount_table(&self) -> Result<Arc<MountTable>, HostError> {
         let failed = |cause: io::Error| HostError::ReadTable { cause };
-        let mut file = File::open("/proc/self/mountinfo").map_err(failed)?;
+        // Held while the table is read: concurrent calls share the result.
+        let mut last = self.last_table.lock();
+        let mut file = match last.take() {
+            Some(it) if !has_changed(&it.file).map_err(failed)? => return Ok(last.insert(it).table.clone()),
+            Some(LastTable { file, .. }) => file,
+            None => File::open("/proc/self/mountinfo").map_err(failed)?,
+        };
         let mut text = Vec::with_capacity(64 * 1024);
+        let mut is_stable = false;
         for _ in 0..TABLE_ATTEMPTS {
             text.clear();
             file.rewind().map_err(failed)?;
             file.read_to_end(&mut text).map_err(failed)?;
             // The text is read in pages, and mounts may change between two pages. poll(2) reports whether the table
             // changed since the file was opened or last polled.
-            if !has_changed(&file).map_err(failed)? {
+            is_stable = !has_changed(&file).map_err(failed)?;
+            if is_stable {
                 break;
             }
         }
-        MountTable::parse(&text).map_err(|cause| HostError::InvalidTable { cause })
+        let table = Arc::new(MountTable::parse(&text).map_err(|cause| HostError::InvalidTable { cause })?);
+        if is_stable {
+            *last = Some(LastTable { file, table: table.clone() });
+        }
+        Ok(table)
     }
 
     /// Only the parent directory is resolved, and our mounts are never nested.

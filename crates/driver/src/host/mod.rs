@@ -8,6 +8,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 pub use s3csi_core::mountinfo::{Device, InvalidLine, Mount, MountTable};
@@ -30,7 +31,7 @@ mod safe_dir;
 /// All calls block briefly; only `probe` waits for another process, and it has a deadline.
 pub trait Host: Send + Sync + 'static {
     /// Every mount of our mount namespace, read consistently.
-    fn mount_table(&self) -> Result<MountTable, HostError>;
+    fn mount_table(&self) -> Result<Arc<MountTable>, HostError>;
 
     /// The path as the mount table spells it: absolute, with the links in the directories before its last component
     /// resolved. The last component may be missing, and is not followed when it is a link.

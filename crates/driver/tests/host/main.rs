@@ -5,4 +5,5 @@ mod files;
 mod mounts;
 mod server;
 mod swap;
+mod table;
 mod world;
