@@ -4,6 +4,7 @@
 //! volume of a Pod would never be named, and it needs the right to patch Events in every namespace.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,10 +124,18 @@ struct EventKey {
 }
 
 #[derive(Default)]
-struct Recorded(Mutex<HashMap<EventKey, LastRecord>>);
+struct Recorded(Mutex<Records>);
+
+#[derive(Default)]
+struct Records {
+    by_key: HashMap<EventKey, LastRecord>,
+    /// When those that have expired were last removed.
+    cleaned: Option<Instant>,
+}
 
 struct LastRecord {
-    note: String,
+    /// A hash of the note: there may be one record for each Pod of a cluster.
+    note: u64,
     recorded: Instant,
     /// When it was last reported, recorded or not.
     reported: Instant,
@@ -164,7 +173,7 @@ impl EventRecorder {
 
     /// Forgets what was recorded for Pods that are gone.
     pub fn forget_pods(&self, is_gone: impl Fn(&str) -> bool) {
-        self.recorded.lock().retain(|key, _| !is_gone(&key.pod_uid));
+        self.recorded.lock().by_key.retain(|key, _| !is_gone(&key.pod_uid));
     }
 
     fn enqueue(&self, regarding: &PodReference, details: EventDetails, repetition: Repetition) {
@@ -190,16 +199,17 @@ impl Recorded {
     /// Whether this Event says something new; then it counts as recorded.
     fn admit(&self, regarding: &PodReference, details: &EventDetails, repetition: Repetition, now: Instant) -> bool {
         let mut recorded = self.lock();
-        recorded.retain(|_, it| now.saturating_duration_since(it.recorded) < EVENT_TTL);
+        recorded.remove_expired(now);
         let key = EventKey::new(regarding, details);
+        let note = hash(&details.note);
         let mut changes_left = CONDITION_BURST;
-        if let Some(last) = recorded.get_mut(&key) {
+        if let Some(last) = recorded.by_key.get_mut(&key).filter(|it| !it.has_expired(now)) {
             let is_new = match repetition {
                 Repetition::Occurrence => OCCURRENCE_INTERVAL <= now.saturating_duration_since(last.recorded),
                 Repetition::Condition => {
                     changes_left = last.changes_left(now);
                     let has_ended = CONDITION_ENDS <= now.saturating_duration_since(last.reported);
-                    (has_ended || last.note != details.note) && 0 < changes_left
+                    (has_ended || last.note != note) && 0 < changes_left
                 }
             };
             last.reported = now;
@@ -207,24 +217,37 @@ impl Recorded {
                 return false;
             }
         }
-        let note = details.note.clone();
         changes_left = changes_left.saturating_sub(1);
-        recorded.insert(key, LastRecord { note, recorded: now, reported: now, changes_left });
+        recorded.by_key.insert(key, LastRecord { note, recorded: now, reported: now, changes_left });
         true
     }
 
     /// It was not written after all: the next one like it is.
     fn forget(&self, regarding: &PodReference, details: &EventDetails) {
-        self.lock().remove(&EventKey::new(regarding, details));
+        self.lock().by_key.remove(&EventKey::new(regarding, details));
     }
 
     /// Entries are changed by single calls, so a panic elsewhere cannot have left the map half changed.
-    fn lock(&self) -> MutexGuard<'_, HashMap<EventKey, LastRecord>> {
+    fn lock(&self) -> MutexGuard<'_, Records> {
         self.0.lock()
     }
 }
 
+impl Records {
+    /// Looks at all of them, therefore not for every Event.
+    fn remove_expired(&mut self, now: Instant) {
+        if self.cleaned.is_none_or(|it| OCCURRENCE_INTERVAL <= now.saturating_duration_since(it)) {
+            self.by_key.retain(|_, it| !it.has_expired(now));
+            self.cleaned = Some(now);
+        }
+    }
+}
+
 impl LastRecord {
+    fn has_expired(&self, now: Instant) -> bool {
+        EVENT_TTL <= now.saturating_duration_since(self.recorded)
+    }
+
     fn changes_left(&self, now: Instant) -> u32 {
         let refilled = now.saturating_duration_since(self.recorded).as_secs() / CONDITION_REFILL.as_secs();
         CONDITION_BURST.min(self.changes_left.saturating_add(u32::try_from(refilled).unwrap_or(u32::MAX)))
@@ -235,6 +258,12 @@ impl EventKey {
     fn new(regarding: &PodReference, EventDetails { reason, subject, .. }: &EventDetails) -> Self {
         Self { pod_uid: regarding.uid.clone(), reason, subject: subject.clone() }
     }
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 async fn write_events(

@@ -133,7 +133,7 @@ pub struct ControllerArgs {
     identity: Option<String>,
 
     /// Number of volumes that are reconciled concurrently.
-    #[arg(long, value_name = "NUMBER", default_value = "8")]
+    #[arg(long, value_name = "NUMBER", default_value = "32")]
     workers: NonZeroUsize,
 
     /// How many Mountpoint Pods of a node are replaced at the same time after an upgrade of the driver; 0: none, they keep

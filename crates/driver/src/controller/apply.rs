@@ -244,14 +244,19 @@ impl Apply {
         };
         let shape =
             PodShape::parse(&volume.attributes, &volume.mount_options).map_err(|cause| ApplyError::Shape { cause })?;
-        let node = self.uncached.node(&key.node).await;
-        if name != source && node.as_ref().is_some_and(|it| it.is_cordoned) {
-            return Err(ApplyError::Cordoned { name: name.to_owned(), node: key.node.clone() });
-        }
+        let node_uid = if name == source {
+            self.uncached.node_uid(&key.node).await
+        } else {
+            let node = self.uncached.node(&key.node).await;
+            if node.as_ref().is_some_and(|it| it.is_cordoned) {
+                return Err(ApplyError::Cordoned { name: name.to_owned(), node: key.node.clone() });
+            }
+            node.map(|it| it.uid)
+        };
         let parameters = PodParameters {
             name,
             source,
-            node_uid: node.as_ref().map(|it| it.uid.as_str()),
+            node_uid: node_uid.as_deref(),
             node: &key.node,
             workload,
             persistent_volume: &key.persistent_volume,

@@ -162,6 +162,7 @@ fn check_answers(heartbeat: &Heartbeat, now: Instant) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controller::queue::Priority;
 
     #[track_caller]
     fn check(health: &Health, question: Question, now: Instant, expected: Result<(), &str>) {
@@ -209,7 +210,7 @@ mod tests {
         let queue = Arc::new(Queue::default());
         health.start_leading(&queue);
         let key = ReconcileKey { node: "node".to_owned(), persistent_volume: "pv".parse().unwrap() };
-        queue.add(key, Duration::ZERO);
+        queue.add(key, Duration::ZERO, Priority::Normal);
         queue.next().await;
         let later = queue.longest_running_since().unwrap() + Duration::from_secs(301);
         for heartbeat in health.watches() {

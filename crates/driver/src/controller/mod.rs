@@ -34,7 +34,7 @@ pub use self::health::Health;
 use self::leader_election::LeaderElection;
 pub use self::leader_election::LeaderElectionConfig;
 use self::pod::{Platform, PodSettings};
-use self::queue::Queue;
+use self::queue::{Priority, Queue};
 use self::reconcile::{ReconcileOutcome, Reconciler, VolumeLocks};
 use self::status::StatusReporter;
 use crate::api;
@@ -165,7 +165,9 @@ fn watch_all(
             let (health, reconciler, queue) = (health.clone(), reconciler.clone(), queue.clone());
             let api = $api;
             tasks.spawn(async move {
-                let update = |update| enqueue(&queue, $update(&mut reconciler.cache.lock(), update));
+                let update = |update| {
+                    enqueue(&queue, $update(&mut reconciler.cache.lock(), update), Priority::Normal);
+                };
                 let watch = Watch { api, selector: FieldSelector::All, heartbeat: &health.$heartbeat };
                 watch.run($fact, update).await;
             });
@@ -216,13 +218,13 @@ impl WatchHandler<Workload> for WorkloadHandler {
 
     fn update(&mut self, update: WatchUpdate<Workload>) {
         let affected = self.reconciler.cache.lock().update_workloads(update, std::time::Instant::now());
-        enqueue(&self.queue, affected);
+        enqueue(&self.queue, affected, Priority::Normal);
     }
 }
 
-fn enqueue(queue: &Queue<ReconcileKey>, keys: ReconcileKeys) {
+fn enqueue(queue: &Queue<ReconcileKey>, keys: ReconcileKeys, priority: Priority) {
     for key in keys {
-        queue.add(key, Duration::ZERO);
+        queue.add(key, Duration::ZERO, priority);
     }
 }
 
@@ -236,7 +238,8 @@ async fn resync_periodically(reconciler: Arc<Reconciler>, queue: Arc<Queue<Recon
             reconciler.status.events.forget_pods(|uid| uid.parse().is_ok_and(|uid| cache.workload(&uid).is_none()));
             cache.all_keys()
         };
-        enqueue(&queue, keys);
+        // New workloads do not wait until everything else was looked at.
+        enqueue(&queue, keys, Priority::Low);
     }
 }
 

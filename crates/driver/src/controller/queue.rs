@@ -18,28 +18,54 @@ const FIRST_RETRY: Duration = Duration::from_millis(250);
 /// The longest wait between two retries.
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 
+/// While keys of normal priority are due, one of low priority is treated as if it had become due this much later.
+const LOW_PRIORITY_DELAY: Duration = Duration::from_secs(30);
+
 #[derive(Debug)]
 pub struct Queue<Key> {
     state: Mutex<State<Key>>,
     changed: Notify,
 }
 
+/// Which of the keys that are due is processed first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Nothing waits for it: reports, and the periodic reconciliation of everything.
+    Low,
+    Normal,
+}
+
 #[derive(Debug)]
 struct State<Key> {
-    due: BTreeSet<(Instant, Key)>,
-    due_at: HashMap<Key, Instant>,
+    normal: BTreeSet<(Instant, Key)>,
+    low: BTreeSet<(Instant, Key)>,
+    waiting: HashMap<Key, Requeue>,
     running: HashMap<Key, Instant>,
     /// Added again while they ran.
-    again: HashMap<Key, Instant>,
+    again: HashMap<Key, Requeue>,
     failures: HashMap<Key, u32>,
+}
+
+/// When a key is due, and how urgent it is then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Requeue {
+    at: Instant,
+    priority: Priority,
+}
+
+impl Requeue {
+    fn merge(self, other: Self) -> Self {
+        Self { at: self.at.min(other.at), priority: self.priority.max(other.priority) }
+    }
 }
 
 impl<Key> Default for Queue<Key> {
     fn default() -> Self {
         Self {
             state: Mutex::new(State {
-                due: BTreeSet::new(),
-                due_at: HashMap::new(),
+                normal: BTreeSet::new(),
+                low: BTreeSet::new(),
+                waiting: HashMap::new(),
                 running: HashMap::new(),
                 again: HashMap::new(),
                 failures: HashMap::new(),
@@ -50,9 +76,9 @@ impl<Key> Default for Queue<Key> {
 }
 
 impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
-    /// Adds a key that is due after the delay. The earliest time applies.
-    pub fn add(&self, key: Key, delay: Duration) {
-        self.lock().add(key, Instant::now() + delay);
+    /// Adds a key that is due after the delay. The earliest time and the highest priority apply.
+    pub fn add(&self, key: Key, delay: Duration, priority: Priority) {
+        self.lock().add(key, Requeue { at: Instant::now() + delay, priority });
         self.changed.notify_one();
     }
 
@@ -78,10 +104,10 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
     }
 
     /// The key was processed.
-    pub fn done(&self, key: &Key, requeue_after: Option<Duration>) {
+    pub fn done(&self, key: &Key, requeue_after: Option<(Duration, Priority)>) {
         let mut state = self.lock();
         state.failures.remove(key);
-        state.finish(key, requeue_after.map(|it| Instant::now() + it));
+        state.finish(key, requeue_after.map(|(delay, priority)| Requeue { at: Instant::now() + delay, priority }));
         drop(state);
         self.changed.notify_one();
     }
@@ -92,7 +118,7 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
         let failures = state.failures.entry(key.clone()).or_default();
         *failures = failures.saturating_add(1);
         let pause = pause(*failures, random());
-        state.finish(key, Some(Instant::now() + pause));
+        state.finish(key, Some(Requeue { at: Instant::now() + pause, priority: Priority::Normal }));
         drop(state);
         self.changed.notify_one();
         pause
@@ -105,12 +131,13 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
 
     pub fn depth(&self, now: Instant) -> QueueDepth {
         let state = self.lock();
-        let due = state.due.iter().take_while(|(at, _)| *at <= now).count();
+        let due = |keys: &BTreeSet<(Instant, Key)>| keys.iter().take_while(|(at, _)| *at <= now).count();
+        let due = due(&state.normal) + due(&state.low);
         QueueDepth {
             due,
-            later: state.due.len() - due,
+            later: state.waiting.len() - due,
             running: state.running.len(),
-            age: state.due.first().map_or(Duration::ZERO, |(at, _)| now.saturating_duration_since(*at)),
+            age: state.earliest().map_or(Duration::ZERO, |at| now.saturating_duration_since(at)),
         }
     }
 
@@ -120,43 +147,58 @@ impl<Key: Clone + Eq + Ord + std::hash::Hash> Queue<Key> {
 }
 
 impl<Key: Clone + Eq + Ord + std::hash::Hash> State<Key> {
-    fn add(&mut self, key: Key, at: Instant) {
+    fn add(&mut self, key: Key, requeue: Requeue) {
         if self.running.contains_key(&key) {
-            let again = self.again.entry(key).or_insert(at);
-            *again = (*again).min(at);
+            let again = self.again.entry(key).or_insert(requeue);
+            *again = again.merge(requeue);
             return;
         }
-        if let Some(known) = self.due_at.get(&key).copied() {
-            if known <= at {
+        let mut merged = requeue;
+        if let Some(known) = self.waiting.get(&key).copied() {
+            merged = merged.merge(known);
+            if merged == known {
                 return;
             }
-            self.due.remove(&(known, key.clone()));
+            self.of(known.priority).remove(&(known.at, key.clone()));
         }
-        self.due_at.insert(key.clone(), at);
-        self.due.insert((at, key));
+        self.waiting.insert(key.clone(), merged);
+        self.of(merged.priority).insert((merged.at, key));
+    }
+
+    fn of(&mut self, priority: Priority) -> &mut BTreeSet<(Instant, Key)> {
+        match priority {
+            Priority::Normal => &mut self.normal,
+            Priority::Low => &mut self.low,
+        }
+    }
+
+    /// When the first key is due.
+    fn earliest(&self) -> Option<Instant> {
+        [self.normal.first(), self.low.first()].into_iter().flatten().map(|(at, _)| *at).min()
     }
 
     /// A key that is due, or when the next one will be.
     fn take(&mut self, now: Instant) -> Result<Key, Option<Instant>> {
-        let Some((at, _)) = self.due.first() else {
+        let due = |keys: &BTreeSet<(Instant, Key)>| keys.first().map(|(at, _)| *at).filter(|at| *at <= now);
+        let priority = match (due(&self.normal), due(&self.low)) {
+            (Some(normal), Some(low)) if low + LOW_PRIORITY_DELAY < normal => Priority::Low,
+            (Some(_), _) => Priority::Normal,
+            (None, Some(_)) => Priority::Low,
+            (None, None) => return Err(self.earliest()),
+        };
+        let Some((_, key)) = self.of(priority).pop_first() else {
             return Err(None);
         };
-        if now < *at {
-            return Err(Some(*at));
-        }
-        let Some((_, key)) = self.due.pop_first() else {
-            return Err(None);
-        };
-        self.due_at.remove(&key);
+        self.waiting.remove(&key);
         self.running.insert(key.clone(), now);
         Ok(key)
     }
 
-    fn finish(&mut self, key: &Key, at: Option<Instant>) {
+    fn finish(&mut self, key: &Key, requeue: Option<Requeue>) {
         self.running.remove(key);
         let again = self.again.remove(key);
-        if let Some(at) = [at, again].into_iter().flatten().min() {
-            self.add(key.clone(), at);
+        if let Some(requeue) = [requeue, again].into_iter().flatten().reduce(Requeue::merge) {
+            self.add(key.clone(), requeue);
         }
     }
 }
@@ -189,7 +231,7 @@ mod tests {
     fn each_key_waits_once() {
         let queue = Queue::default();
         for key in ["b", "a", "b"] {
-            queue.add(key, NOW);
+            queue.add(key, NOW, Priority::Normal);
         }
         assert_eq!(due(&queue), ["b", "a"]);
         assert_eq!(due(&queue), [""; 0]);
@@ -198,23 +240,42 @@ mod tests {
     #[test]
     fn the_earliest_time_applies() {
         let queue = Queue::default();
-        queue.add("a", Duration::from_mins(1));
+        queue.add("a", Duration::from_mins(1), Priority::Normal);
         assert_eq!(due(&queue), [""; 0]);
-        queue.add("a", NOW);
-        queue.add("a", Duration::from_mins(1));
+        queue.add("a", NOW, Priority::Normal);
+        queue.add("a", Duration::from_mins(1), Priority::Normal);
         assert_eq!(due(&queue), ["a"]);
+    }
+
+    #[test]
+    fn keys_of_low_priority_wait_for_the_others_but_not_for_ever() {
+        let (queue, start) = (Queue::default(), Instant::now());
+        for (key, priority) in [("low", Priority::Low), ("raised", Priority::Low), ("normal", Priority::Normal)] {
+            queue.add(key, NOW, priority);
+        }
+        queue.add("raised", Duration::from_mins(1), Priority::Normal);
+        queue.add("normal", NOW, Priority::Low);
+        assert_eq!(due(&queue), ["raised", "normal", "low"]);
+
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let take = |at| queue.lock().take(at);
+        queue.lock().add("old", Requeue { at: at(0), priority: Priority::Low });
+        queue.lock().add("young", Requeue { at: at(LOW_PRIORITY_DELAY.as_secs() + 1), priority: Priority::Normal });
+        assert_eq!(take(at(100)), Ok("old"));
+        assert_eq!(take(at(0)), Err(Some(at(LOW_PRIORITY_DELAY.as_secs() + 1))));
+        assert_eq!(take(at(100)), Ok("young"));
     }
 
     #[test]
     fn a_key_that_runs_is_not_taken_again_until_it_is_done() {
         let queue = Queue::default();
-        queue.add("a", NOW);
+        queue.add("a", NOW, Priority::Normal);
         assert_eq!(due(&queue), ["a"]);
         assert!(queue.longest_running_since().is_some());
-        queue.add("b", Duration::from_mins(1));
+        queue.add("b", Duration::from_mins(1), Priority::Normal);
         let depth = queue.depth(Instant::now());
         assert_eq!(depth, QueueDepth { due: 0, later: 1, running: 1, age: Duration::ZERO });
-        queue.add("a", NOW);
+        queue.add("a", NOW, Priority::Normal);
         assert_eq!(due(&queue), [""; 0]);
         queue.done(&"a", None);
         assert_eq!(due(&queue), ["a"]);
@@ -226,7 +287,7 @@ mod tests {
     #[test]
     fn a_failed_key_is_retried_after_its_pause() {
         let queue = Queue::default();
-        queue.add("a", NOW);
+        queue.add("a", NOW, Priority::Normal);
         assert_eq!(due(&queue), ["a"]);
         let before = Instant::now();
         let pause = queue.failed(&"a");
@@ -239,7 +300,7 @@ mod tests {
     fn the_key_that_has_been_running_longest_counts() {
         let (queue, start) = (Queue::default(), Instant::now());
         for (key, seconds) in [("a", 10), ("b", 20)] {
-            queue.add(key, NOW);
+            queue.add(key, NOW, Priority::Normal);
             assert_eq!(queue.lock().take(start + Duration::from_secs(seconds)), Ok(key));
         }
         assert_eq!(queue.longest_running_since(), Some(start + Duration::from_secs(10)));
@@ -262,16 +323,16 @@ mod tests {
             tokio::spawn(async move { queue.next().await })
         };
         tokio::task::yield_now().await;
-        queue.add("a", Duration::from_millis(5));
+        queue.add("a", Duration::from_millis(5), Priority::Normal);
         assert_eq!(waiting.await.unwrap(), "a");
     }
 
     #[tokio::test]
     async fn a_waiting_worker_is_woken_when_a_key_that_was_added_meanwhile_is_done() {
         let queue = std::sync::Arc::new(Queue::default());
-        queue.add("a", NOW);
+        queue.add("a", NOW, Priority::Normal);
         assert_eq!(queue.next().await, "a");
-        queue.add("a", NOW);
+        queue.add("a", NOW, Priority::Normal);
         let waiting = {
             let queue = queue.clone();
             tokio::spawn(async move { queue.next().await })

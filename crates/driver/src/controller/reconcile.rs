@@ -11,6 +11,7 @@ use s3csi_core::{Chain, PvName};
 use super::apply::{Apply, ApplyError};
 use super::cache::{Cache, ReconcileKey};
 use super::facts;
+use super::queue::Priority;
 use super::status::StatusReporter;
 use crate::api::PodCondition;
 use crate::api::watch::WatchUpdate;
@@ -46,7 +47,7 @@ impl VolumeLocks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReconcileOutcome {
     /// Nothing more to do until something changes, or until this time has passed.
-    Done { requeue_after: Option<Duration> },
+    Done { requeue_after: Option<(Duration, Priority)> },
     /// Something failed or lost a race, and was logged.
     Retry,
 }
@@ -115,8 +116,9 @@ impl Reconciler {
         }
         // The cache has our own writes already, so the watch events for them do not enqueue the key again, and nothing else would
         // write the status.
-        let status_in = (!decision.is_settled()).then_some(STATUS_DELAY);
-        ReconcileOutcome::Done { requeue_after: [decision.requeue_after, status_in].into_iter().flatten().min() }
+        let status_in = (!decision.is_settled()).then_some((STATUS_DELAY, Priority::Low));
+        let next_in = decision.requeue_after.map(|it| (it, Priority::Normal));
+        ReconcileOutcome::Done { requeue_after: [next_in, status_in].into_iter().flatten().min() }
     }
 
     fn log(&self, key: &ReconcileKey, error: &ApplyError) {

@@ -1,10 +1,12 @@
 //! Reads that bypass the cache, before the few writes that a stale fact could make harmful.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use s3csi_core::attachment::{Attachment, CreatorState, ObservedState, PodOnNode, Workload};
 use s3csi_core::{Chain, WorkloadUid};
 
@@ -13,11 +15,17 @@ use super::facts;
 use crate::api::call::{CallError, call};
 use crate::api::{self, MountpointS3PodAttachment};
 
+/// How long the UID of a node is remembered: many workloads come to a node at once. A node that was replaced by one of the same name
+/// meanwhile has another UID; the garbage collector then removes the Mountpoint Pod, and it is created again.
+const NODE_UID_REMEMBERED: Duration = Duration::from_secs(10);
+
 pub struct UncachedReader {
     driver: String,
     attachments: Api<MountpointS3PodAttachment>,
     pods: Api<Pod>,
     nodes: Api<Node>,
+    /// By name: when it was read. `None` for nodes that do not exist.
+    node_uids: Mutex<HashMap<String, (Instant, Option<String>)>>,
     mountpoint_namespace: String,
 }
 
@@ -51,6 +59,7 @@ impl UncachedReader {
             attachments: api::attachments(client.clone(), driver),
             pods: Api::all(client.clone()),
             nodes: Api::all(client.clone()),
+            node_uids: Mutex::default(),
             mountpoint_namespace: mountpoint_namespace.to_owned(),
         }
     }
@@ -73,13 +82,34 @@ impl UncachedReader {
         Ok(ObservedState { attachments, workloads, ..observed })
     }
 
+    /// As it is or was a few seconds ago. `None` if it cannot be read.
+    pub async fn node_uid(&self, name: &str) -> Option<String> {
+        let is_recent = |at: &Instant| at.elapsed() < NODE_UID_REMEMBERED;
+        if let Some((_, uid)) = self.node_uids.lock().get(name).filter(|(at, _)| is_recent(at)) {
+            return uid.clone();
+        }
+        self.node(name).await.map(|it| it.uid)
+    }
+
     /// `None` if it cannot be read, for example because the role of an earlier version does not allow it.
     pub async fn node(&self, name: &str) -> Option<NodeFacts> {
+        let remember = |uid: Option<String>| {
+            let mut uids = self.node_uids.lock();
+            uids.retain(|_, (at, _)| at.elapsed() < NODE_UID_REMEMBERED);
+            uids.insert(name.to_owned(), (Instant::now(), uid));
+        };
         match call(self.nodes.get(name)).await {
-            Ok(node) => Some(NodeFacts {
-                uid: node.metadata.uid?,
-                is_cordoned: node.spec.and_then(|it| it.unschedulable).unwrap_or(false),
-            }),
+            Ok(node) => {
+                remember(node.metadata.uid.clone());
+                Some(NodeFacts {
+                    uid: node.metadata.uid?,
+                    is_cordoned: node.spec.and_then(|it| it.unschedulable).unwrap_or(false),
+                })
+            }
+            Err(error) if error.is_not_found() => {
+                remember(None);
+                None
+            }
             Err(error) => {
                 tracing::debug!(node = name, error = %Chain(&error), "failed to read the node");
                 None

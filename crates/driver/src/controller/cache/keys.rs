@@ -50,8 +50,11 @@ impl Cache {
 
     pub(super) fn keys_of_volume(&self, name: &str) -> ReconcileKeys {
         let mut keys: ReconcileKeys = self.claims_by_volume.get(name).flat_map(|it| self.keys_of_claim(it)).collect();
-        let is_of_volume = |it: &&ReconcileKey| it.persistent_volume.as_str() == name;
-        keys.extend(self.attachments_by_key.keys().filter(is_of_volume).cloned());
+        let attachments = self.attachments_by_volume.get(name).filter_map(|it| self.attachments.get(it));
+        keys.extend(
+            attachments
+                .map(|it| key_of_attachment(&it.attachment.fields.node, &it.attachment.fields.persistent_volume)),
+        );
         keys
     }
 }

@@ -57,7 +57,7 @@ pub struct Cache {
     volumes: HashMap<String, VolumeFacts>,
     attachments: HashMap<String, AttachmentWithStatus>,
     attachments_by_key: Index<ReconcileKey, String>,
-    attachments_by_volume: Index<PvName, String>,
+    attachments_by_volume: Index<String, String>,
     attachments_by_workload: Index<WorkloadUid, String>,
     attachments_by_pod: Index<String, String>,
     pods: HashMap<String, MountpointPodFacts>,
@@ -121,7 +121,7 @@ impl Cache {
                 .filter_map(|uid| self.workloads.get(uid))
                 .map(|it| PodOnNode::new(it, &self.required_volumes(it), persistent_volume))
                 .collect(),
-            elsewhere: self.attached_elsewhere(key),
+            elsewhere: if self.is_single_node(persistent_volume) { self.attached_elsewhere(key) } else { Vec::new() },
             gone: gone.into_iter().flat_map(HashMap::keys).cloned().collect(),
             mountpoint_pods,
             attachments,
@@ -138,8 +138,9 @@ impl Cache {
     }
 
     fn attached_elsewhere(&self, ReconcileKey { node, persistent_volume }: &ReconcileKey) -> Vec<AttachedElsewhere> {
-        let attachments = self.attachments_by_volume.get(persistent_volume).filter_map(|it| self.attachments.get(it));
-        let others = attachments.map(|it| &it.attachment).filter(|it| it.fields.node != *node);
+        let names = self.attachments_by_volume.get(persistent_volume.as_str());
+        let attachments = names.filter_map(|it| self.attachments.get(it)).map(|it| &it.attachment);
+        let others = attachments.filter(|it| it.fields.node != *node);
         let entries =
             others.flat_map(|it| it.entries.values().flatten().map(|entry| (&it.fields.node, &entry.workload)));
         entries
@@ -159,7 +160,6 @@ impl Cache {
         self.volume(volume).is_some_and(|it| it.scope() == NodeScope::SingleNode)
     }
 
-    /// One of our volumes.
     pub fn volume(&self, name: &PvName) -> Option<&VolumeFacts> {
         self.volumes.get(name.as_str()).filter(|it| it.driver.as_ref() == Some(&self.driver))
     }
@@ -412,7 +412,7 @@ impl Cache {
         if let Some(AttachmentWithStatus { attachment: old, .. }) = self.attachments.remove(name) {
             let key = key_of_attachment(&old.fields.node, &old.fields.persistent_volume);
             self.attachments_by_key.remove(&key, name);
-            self.attachments_by_volume.remove(&old.fields.persistent_volume, name);
+            self.attachments_by_volume.remove(old.fields.persistent_volume.as_str(), name);
             // Workloads on other nodes may wait for this one.
             affected.extend(self.keys_of_single_node_volume(&old.fields.persistent_volume));
             for (pod, entries) in &old.entries {
@@ -427,7 +427,7 @@ impl Cache {
             let fields = &new.attachment.fields;
             let key = key_of_attachment(&fields.node, &fields.persistent_volume);
             self.attachments_by_key.insert(key.clone(), name.to_owned());
-            self.attachments_by_volume.insert(fields.persistent_volume.clone(), name.to_owned());
+            self.attachments_by_volume.insert(fields.persistent_volume.to_string(), name.to_owned());
             for (pod, entries) in &new.attachment.entries {
                 self.attachments_by_pod.insert(pod.clone(), name.to_owned());
                 for entry in entries {
