@@ -117,6 +117,10 @@ impl SafeDir {
         self.look(name, &REGULAR_FILE).is_ok_and(|it| it.is_some())
     }
 
+    pub fn has_socket(&self, name: &str) -> bool {
+        self.look(name, &SOCKET).is_ok_and(|it| it.is_some())
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

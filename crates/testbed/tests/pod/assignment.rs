@@ -119,15 +119,35 @@ fn a_publish_waits_for_what_comes_late() {
     let world = World::start(&fixture);
     let publish = world.publish_in_background(&world.volume(1));
     let pod = world.create_pod(1);
-    let pod = world.start_mounter(&pod, &[]);
     world.assign(&pod.name, &[1]);
     assert!(!publish.is_finished());
     let start = Instant::now();
+    let pod = world.start_mounter(&pod, &[]);
     world.set_phase(&pod, "Running");
     let target = world.runtime.block_on(publish).unwrap().unwrap();
     assert!(start.elapsed() < Duration::from_secs(30), "took {:?}", start.elapsed());
     fs::write(target.join("file"), "x").unwrap();
     world.unpublish(&world.volume(1));
+}
+
+#[test]
+fn a_mounter_that_listens_is_used_before_kubelet_reports_its_pod() {
+    let fixture = Fixture::new("pod-unreported");
+    let world = World::start(&fixture);
+    let pod = world.create_pod(1);
+    world.assign(&pod.name, &[1, 2]);
+    let publish = world.publish_in_background(&world.volume(1));
+    let pod = world.start_mounter(&pod, &[]);
+    let target = world.runtime.block_on(publish).unwrap().unwrap();
+    fs::write(target.join("file"), "x").unwrap();
+    // What kubelet writes late does not take the mount away, nor the Pod from the next workload.
+    world.set_phase(&pod, "Pending");
+    world.publish(&world.volume(2));
+    world.set_phase(&pod, "Running");
+    assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "x");
+    for workload in [1, 2] {
+        world.unpublish(&world.volume(workload));
+    }
 }
 
 #[test]

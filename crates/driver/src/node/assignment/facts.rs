@@ -1,6 +1,6 @@
 //! The cached attachments and Mountpoint Pods of this node, and which of them serves a workload. No I/O.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
 use s3csi_core::attachment::{
@@ -14,6 +14,8 @@ use crate::api::{MemoryKill, MetadataKeys, PodCondition, memory_kill, pod_proble
 pub struct Facts {
     pub attachments: Cached<Attachment>,
     pub pods: Cached<LocalMountpointPod>,
+    /// Mountpoint Pods whose mounter was seen to listen.
+    listening: BTreeSet<WorkloadUid>,
 }
 
 /// Objects of one kind by name, as far as the watch has delivered them.
@@ -62,7 +64,8 @@ pub enum Missing {
 
 impl Default for Facts {
     fn default() -> Self {
-        Self { attachments: Cached::new("mountpoints3podattachments"), pods: Cached::new("pods") }
+        let attachments = Cached::new("mountpoints3podattachments");
+        Self { attachments, pods: Cached::new("pods"), listening: BTreeSet::new() }
     }
 }
 
@@ -96,6 +99,23 @@ impl Facts {
             }
             PodPhase::Succeeded => Err(Missing::Ended { attachment, pod: name, how: "Succeeded" }),
             PodPhase::Failed => Err(Missing::Ended { attachment, pod: name, how: "Failed" }),
+        }
+    }
+
+    /// A Mountpoint Pod runs, although kubelet has not reported it yet.
+    pub fn set_listening(&mut self, pod: &LocalMountpointPod) {
+        self.listening.insert(pod.uid.clone());
+        self.apply_listening();
+    }
+
+    /// To be called after each change: the API server's word on a Mountpoint Pod may be older than what was seen on the node.
+    pub fn apply_listening(&mut self) {
+        let (pods, listening) = (&mut self.pods.objects, &mut self.listening);
+        for pod in pods.values_mut().filter(|it| it.phase == PodPhase::Pending && listening.contains(&it.uid)) {
+            pod.phase = PodPhase::Running;
+        }
+        if pods.len() < listening.len() {
+            listening.retain(|uid| pods.values().any(|it| it.uid == *uid));
         }
     }
 
@@ -315,6 +335,33 @@ mod tests {
         let annotated = |value: &str| serde_json::json!({ "metadata": { "annotations": { "s3.csi.scality.com/needs-unmount": value } } });
         check(&with(annotated("true")), leaving());
         check(&with(annotated("false")), Ok(POD));
+    }
+
+    #[test]
+    fn a_mounter_that_listens_runs_whatever_the_api_server_says() {
+        let pending = || pod(&serde_json::json!({ "status": { "phase": "Pending" } }));
+        let read = |pod: &Pod| read_pod(pod, "s3.csi.scality.com").unwrap();
+        let mut facts = facts(&[attachment()], &[pending()]);
+        facts.set_listening(&read(&pending()));
+        check(&facts, Ok(POD));
+        // A report that kubelet wrote before.
+        facts.pods.insert(POD.to_owned(), read(&pending()));
+        facts.apply_listening();
+        check(&facts, Ok(POD));
+        // Another Pod of the same name, and one that kubelet says nothing about.
+        let other = pod(&serde_json::json!({
+            "metadata": { "uid": "22222222-1111-4111-8111-111111111111" }, "status": { "phase": "Pending" },
+        }));
+        for (change, why) in
+            [(other, "Pending"), (pod(&serde_json::json!({ "status": null })), "its status is not reported yet")]
+        {
+            facts.pods.insert(POD.to_owned(), read(&change));
+            facts.apply_listening();
+            check(&facts, Err(Missing::NotRunning { pod: POD.to_owned(), why: why.to_owned() }));
+        }
+        facts.pods.remove(POD);
+        facts.apply_listening();
+        assert_eq!(facts.listening, BTreeSet::new());
     }
 
     #[test]

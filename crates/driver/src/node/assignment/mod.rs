@@ -22,6 +22,10 @@ use self::facts::{Facts, Missing};
 /// For the one API call after the deadline that explains what is missing.
 const EXPLAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How often the directory of a Mountpoint Pod that is starting is searched for the socket of its mounter. kubelet reports a container
+/// that runs up to a second later.
+const SOCKET_INTERVAL: Duration = Duration::from_millis(20);
+
 /// A cache of this node's attachments and Mountpoint Pods.
 pub struct Assignments {
     scope: AssignmentScope,
@@ -87,12 +91,34 @@ impl Assignments {
         }
     }
 
-    /// Waits, without a thread, until a workload has a running Mountpoint Pod, or for the deadline.
-    pub async fn wait_until_assigned(&self, workload: &WorkloadUid, volume: &PvName, deadline: Instant) {
+    /// Waits, without a thread, until a workload has a Mountpoint Pod whose mounter runs, or for the deadline. `is_listening` must not
+    /// block.
+    pub async fn wait_until_assigned(
+        &self,
+        workload: &WorkloadUid,
+        volume: &PvName,
+        deadline: Instant,
+        is_listening: impl Fn(&LocalMountpointPod) -> bool,
+    ) {
         let mut version = self.version.subscribe();
-        let is_assigned = |_: &u64| self.facts.lock().find(workload, volume).is_ok();
-        // At the deadline the call itself says what is missing. The sender lives as long as we do.
-        let _ = tokio::time::timeout_at(deadline.into(), version.wait_for(is_assigned)).await;
+        // At the deadline the call itself says what is missing.
+        while Instant::now() < deadline {
+            version.mark_unchanged();
+            let starting = match self.facts.lock().find(workload, volume) {
+                Ok(_) => return,
+                Err(Missing::NotRunning { pod, .. }) => Some(pod),
+                Err(_) => None,
+            };
+            let starting = starting.and_then(|it| self.pod(&it));
+            let is_starting = starting.is_some();
+            if let Some(pod) = starting.filter(|it| is_listening(it)) {
+                self.change(|facts| facts.set_listening(&pod));
+                return;
+            }
+            let until = if is_starting { deadline.min(Instant::now() + SOCKET_INTERVAL) } else { deadline };
+            // The sender lives as long as we do.
+            let _ = tokio::time::timeout_at(until.into(), version.changed()).await;
+        }
     }
 
     /// Whether the controller has not assigned a Mountpoint Pod to a workload, as far as the watches have delivered.
@@ -181,7 +207,11 @@ impl Assignments {
     }
 
     fn change(&self, change: impl FnOnce(&mut Facts)) {
-        change(&mut self.facts.lock());
+        {
+            let mut facts = self.facts.lock();
+            change(&mut facts);
+            facts.apply_listening();
+        }
         self.changed.notify_all();
         self.version.send_modify(|it| *it += 1);
         self.conditions.notify_one();

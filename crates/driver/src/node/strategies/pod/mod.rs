@@ -111,7 +111,10 @@ impl MountpointPods {
         }
         let start = Instant::now();
         let deadline = assignment_deadline(start, deadline);
-        self.assignments.wait_until_assigned(target.workload(), target.volume(), deadline).await;
+        // The directory is in memory.
+        let is_listening =
+            |it: &LocalMountpointPod| self.communication(&it.uid).is_ok_and(|it| it.has_socket(s3csi_handoff::SOCKET));
+        self.assignments.wait_until_assigned(target.workload(), target.volume(), deadline, is_listening).await;
         Some(start.elapsed())
     }
 
