@@ -172,6 +172,7 @@ bench: setup tools kube build ## Publish latency, controller scale, data path ag
 	@$(ISOLATED) $(BINARIES)/s3csi-bench publish --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-bench pod --output $(BENCHMARKS) $(ARGS)
 	@$(BINARIES)/s3csi-bench controller --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-bench start --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-bench data --output $(BENCHMARKS) $(ARGS)
 	@scripts/with-systemd.sh $(BINARIES)/s3csi-bench systemd --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-bench resume --output $(BENCHMARKS) $(ARGS)

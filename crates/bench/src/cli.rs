@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::run::{Options, Thoroughness, run};
-use crate::{controller, data, pod, publish, resume, systemd};
+use crate::{controller, data, pod, publish, resume, start, systemd};
 
 /// Measure, print tables and write them to a document.
 #[derive(Parser)]
@@ -25,6 +25,8 @@ enum Benchmark {
     Pod(RunArgs),
     /// How soon workloads are given Mountpoint Pods, the load on the API server, and the controller's memory.
     Controller(RunArgs),
+    /// How long a Pod takes to run with a volume and without one, in a cluster.
+    Start(RunArgs),
     /// Throughput, small files and listings, beside s3fs and rclone.
     Data(RunArgs),
     /// The pause when an engine dies, against the engine's own start; our FUSE front against the library's.
@@ -36,7 +38,7 @@ struct RunArgs {
     /// Small sizes: for trying the harness; the figures mean nothing.
     #[arg(long)]
     quick: bool,
-    /// How often everything is measured (publish, systemd, pod: 200, controller: 20, data: 3, resume: 7; fewer with --quick).
+    /// How often everything is measured (publish, systemd, pod: 200, controller and start: 20, data: 3, resume: 7; fewer with --quick).
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: Option<u16>,
     /// The document whose section is replaced.
@@ -51,6 +53,7 @@ impl Cli {
             Benchmark::Systemd(it) => run("systemd", &it.options(), systemd::measure),
             Benchmark::Pod(it) => run("pod", &it.options(), pod::measure),
             Benchmark::Controller(it) => run("controller", &it.options(), controller::measure),
+            Benchmark::Start(it) => run("start", &it.options(), start::measure),
             Benchmark::Data(it) => run("data", &it.options(), data::measure),
             Benchmark::Resume(it) => run("resume", &it.options(), resume::measure),
         }

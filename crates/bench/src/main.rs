@@ -22,6 +22,7 @@ mod resume;
 mod rounds;
 mod run;
 mod scratch;
+mod start;
 mod statistics;
 mod systemd;
 mod verdicts;

@@ -8,7 +8,7 @@ use s3csi_driver::host::Kernel;
 use tokio::runtime::Runtime;
 
 use crate::latency::{BareEngine, LIMIT};
-use crate::publisher::{Publisher, latency_table, milliseconds, volume};
+use crate::publisher::{Publisher, latency_table, milliseconds, ratio, volume};
 use crate::report::{MarkdownTable, Section};
 use crate::rounds::{self, RoundPart};
 use crate::run::{Options, Progress, Thoroughness};
@@ -29,19 +29,29 @@ const SHARED_PER_ROUND: usize = 5;
 const ENGINE_KIB: u64 = 48 << 10;
 const RESERVE_KIB: u64 = 2 << 20;
 
+/// The first and the last publishes of many are compared.
+const COMPARED: usize = 100;
+
+/// What a publish may cost more among many volumes than with none.
+const MANY_LIMIT: f64 = 1.5;
+const MANY_REPUBLISH_LIMIT_MILLISECONDS: f64 = 20.0;
+const MANY_MEMORY_LIMIT_MEBIBYTES: f64 = 64.0;
+
 struct Plan {
     rounds: usize,
     /// Engines, and targets per engine.
     crowds: [(usize, usize); 2],
+    /// Volumes at once, each with its engine.
+    many: usize,
 }
 
 impl Plan {
     fn of(options: &Options) -> Self {
-        let crowds = match options.thoroughness {
-            Thoroughness::Quick => [(2, 5), (10, 1)],
-            Thoroughness::Full => [(10, 10), (100, 1)],
+        let (crowds, many) = match options.thoroughness {
+            Thoroughness::Quick => ([(2, 5), (10, 1)], 20),
+            Thoroughness::Full => ([(10, 10), (100, 1)], 1000),
         };
-        Self { rounds: rounds::count(options), crowds }
+        Self { rounds: rounds::count(options), crowds, many }
     }
 }
 
@@ -65,15 +75,17 @@ pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> any
     let bench = Bench { fixture, plugin: &plugin, publisher, mounter, node };
 
     let memory = bench.measure_memory(&plan, progress)?;
+    let many = bench.measure_many(plan.many, progress)?;
     let latencies = bench.measure_latencies(&plan, &scratch, progress)?;
     for process in [&bench.node, &bench.mounter] {
         rounds::stop(process)?;
     }
 
     let text = format!(
-        "## Publish\n\n{head}\n{EXPLANATION}\n\n{}\n{}\n{MEMORY_EXPLANATION}\n\n{memory}",
+        "## Publish\n\n{head}\n{EXPLANATION}\n\n{}\n{}\n{MEMORY_EXPLANATION}\n\n{memory}\n{}",
         latencies.table(),
         latencies.verdicts(),
+        many.text(),
     );
     Ok(Section { text, failures: Vec::new() })
 }
@@ -83,6 +95,10 @@ How long kubelet waits, in milliseconds. *Floor* is the bare FUSE mount with a s
 *engine start* is `mount-s3` on such a mount, with the flags, the environment and the user of a publish, until the mount
 answers; *cold publish* is `NodePublishVolume` for a new volume, *shared publish* one more target of a volume that is served
 already. All of them in turns, in one run.";
+
+const MANY_EXPLANATION: &str = "\
+Many volumes on one node, each with an engine of its own: the first publishes against the last ones, which find a mount table with two
+mounts for each of the others; and the call that kubelet repeats for every volume.";
 
 const MEMORY_EXPLANATION: &str = "\
 Memory in MiB (RSS, PSS) and threads of the node's two processes, and what an engine that has done nothing yet adds.";
@@ -176,6 +192,29 @@ impl Bench<'_> {
         Ok(table)
     }
 
+    fn measure_many(&self, count: usize, progress: &Progress) -> anyhow::Result<ManyVolumes> {
+        progress.say(&format!("{count} volumes at once"));
+        let mut many = ManyVolumes { count, compared: COMPARED.min(count / 2), ..ManyVolumes::default() };
+        let volumes: Vec<CsiVolume> = (0..count).map(|it| volume(&format!("many-{it}"), 0)).collect();
+        for (number, volume) in volumes.iter().enumerate() {
+            let took = milliseconds(self.publisher.publish(volume)?);
+            if number < many.compared {
+                many.first.add(took);
+            } else if count - many.compared <= number {
+                many.last.add(took);
+            }
+        }
+        for volume in &volumes {
+            many.republish.add(milliseconds(self.publisher.publish(volume)?));
+        }
+        many.node_mebibytes = Some(mebibytes(footprint::memory(self.node.pid())?.resident_kib << 10));
+        for volume in &volumes {
+            many.unpublish.add(milliseconds(self.publisher.unpublish(volume)?));
+        }
+        self.wait_for_engines(0)?;
+        Ok(many)
+    }
+
     /// One row of the table of memory.
     fn weigh(&self, state: &str) -> anyhow::Result<Vec<String>> {
         let mut cells = vec![state.to_owned()];
@@ -202,6 +241,36 @@ impl Bench<'_> {
         let is_reached = wait_until(Instant::now() + LIMIT, || self.engines().len() == count);
         ensure!(is_reached, "{} engines run instead of {count}", self.engines().len());
         Ok(())
+    }
+}
+
+/// What many volumes on one node cost.
+#[derive(Default)]
+struct ManyVolumes {
+    count: usize,
+    compared: usize,
+    first: Samples,
+    last: Samples,
+    republish: Samples,
+    unpublish: Samples,
+    node_mebibytes: Option<f64>,
+}
+
+impl ManyVolumes {
+    fn text(&self) -> String {
+        let Self { count, compared, first, last, republish, unpublish, node_mebibytes } = self;
+        let names = [format!("the first {compared}"), format!("the last {compared} of {count}")];
+        let [first_name, last_name] = names.each_ref().map(String::as_str);
+        let rows = [(first_name, first), (last_name, last), ("republish", republish), ("unpublish", unpublish)];
+        let table = latency_table(&rows, &[(first_name, first)]);
+        let mut verdicts = Verdicts::new(["measured"]);
+        let target = format!("{count} volumes: the last publishes, p50 at most {MANY_LIMIT} × the first ones");
+        verdicts.add(&target, [ratio(last, first)], |it| it <= MANY_LIMIT);
+        let target = format!("{count} volumes: republish, p99 below {MANY_REPUBLISH_LIMIT_MILLISECONDS} ms");
+        verdicts.add(&target, [republish.percentile(99)], |it| it < MANY_REPUBLISH_LIMIT_MILLISECONDS);
+        let target = format!("{count} volumes: node plugin, RSS below {MANY_MEMORY_LIMIT_MEBIBYTES} MiB");
+        verdicts.add(&target, [*node_mebibytes], |it| it < MANY_MEMORY_LIMIT_MEBIBYTES);
+        format!("{MANY_EXPLANATION}\n\n{table}\n{verdicts}")
     }
 }
 

@@ -26,11 +26,23 @@ pub fn get(address: &str, path: &str) -> HttpResponse {
     parse(&text).unwrap()
 }
 
-/// The same over a Unix socket, for servers that may be away. In HTTP 1.0, where an answer comes in one piece.
+/// The same over a Unix socket, for servers that may be away.
 pub fn get_over(socket: &Path, path: &str) -> io::Result<HttpResponse> {
+    ask_over(socket, &format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n"))
+}
+
+/// Sends JSON over a Unix socket.
+pub fn post_over(socket: &Path, path: &str, json: &str) -> io::Result<HttpResponse> {
+    let length = json.len();
+    let head = "Host: localhost\r\nContent-Type: application/json";
+    ask_over(socket, &format!("POST {path} HTTP/1.0\r\n{head}\r\nContent-Length: {length}\r\n\r\n{json}"))
+}
+
+/// In HTTP 1.0, where an answer comes in one piece.
+fn ask_over(socket: &Path, request: &str) -> io::Result<HttpResponse> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+    stream.write_all(request.as_bytes())?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
     parse(&text).ok_or_else(|| io::Error::other(format!("no answer: {text:?}")))

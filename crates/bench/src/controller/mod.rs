@@ -45,6 +45,8 @@ const QUIET: Duration = Duration::from_secs(3);
 const ALONE_LIMIT: f64 = 5.0;
 /// One each for attachment, Mountpoint Pod, Event and status, and a tenth for what was written twice.
 const CALLS_LIMIT: f64 = 4.4;
+/// Until all are served, against until all are created.
+const SERVED_LIMIT: f64 = 1.5;
 const MEMORY_LIMIT_MEBIBYTES: f64 = 64.0;
 
 const EXPLANATION: &str = "\
@@ -368,6 +370,15 @@ fn verdicts(results: &[Outcome]) -> Verdicts {
             &format!("{}: at most {CALLS_LIMIT} calls per workload", it.crowd.title()),
             [Some(per_workload(it, it.calls.values().sum()))],
             |it| it <= CALLS_LIMIT,
+        );
+    }
+    // Few are created before the first calls for them are answered.
+    let most = results.iter().map(|it| it.crowd.workloads).max();
+    for it in results.iter().filter(|it| Some(it.crowd.workloads) == most) {
+        verdicts.add(
+            &format!("{}: all served, at most {SERVED_LIMIT} × all created", it.crowd.title()),
+            [Some(it.served_after.as_secs_f64() / it.created_after.as_secs_f64())],
+            |it| it <= SERVED_LIMIT,
         );
     }
     let heaviest = results

@@ -1,0 +1,237 @@
+//! The benchmark of strategy `pod` in a whole cluster: how long a Pod takes to run with a volume and without one.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use s3csi_testbed::cluster::Cluster;
+use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::image;
+use s3csi_testbed::plugin::DRIVER_NAME;
+use s3csi_testbed::wait::wait_patiently_until;
+use serde_json::{Value, json};
+
+use crate::machine;
+use crate::publisher::milliseconds;
+use crate::report::{MarkdownTable, Section};
+use crate::run::{Options, Progress, Thoroughness};
+use crate::statistics::{Samples, figure_or_dash};
+use crate::verdicts::Verdicts;
+
+/// Where the release is.
+const DRIVER_NAMESPACE: &str = "kube-system";
+const PODS: &str = "/api/v1/namespaces/default/pods";
+const MOUNTPOINT_PODS: &str = "/api/v1/namespaces/mount-s3/pods";
+
+/// Many times what the slowest machine needs: something is stuck.
+const LIMIT: Duration = Duration::from_mins(5);
+
+/// Between two looks at the API server.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+const FIRST_LIMIT_MILLISECONDS: f64 = 600.0;
+const SECOND_LIMIT_MILLISECONDS: f64 = 100.0;
+
+const EXPLANATION: &str = "\
+From the creation of a Pod until the API server shows that it runs, in milliseconds, in a cluster with kubelet, containerd and scheduler.
+kubelet reports containers about once a second, which all rows contain alike. *First Pod* uses a volume that no other Pod of the node
+uses, so its Mountpoint Pod is created and started before it; *second Pod* uses the same volume while the first one runs. All of them in
+turns, in one run. The second table says when the Mountpoint Pod of a first Pod was created, scheduled and reported as running.";
+
+pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> anyhow::Result<Section> {
+    let programs = [
+        machine::product_version("s3csi")?,
+        machine::product_version("mount-s3")?,
+        machine::tool_version("versitygw")?,
+        machine::kubernetes_version()?,
+    ];
+    let head = machine::describe(options, &programs);
+    let rounds = options.repetitions.unwrap_or(match options.thoroughness {
+        Thoroughness::Quick => 2,
+        Thoroughness::Full => 20,
+    });
+    progress.say("starting a cluster");
+    let archive = fixture.path("s3csi.tar");
+    image::write(&archive)?;
+    let cluster = Cluster::start("bench-start", 1)?;
+    cluster.load(&archive)?;
+    progress.say("installing the driver");
+    cluster.install_driver(DRIVER_NAMESPACE, DRIVER_NAME, &[])?;
+
+    let bench = Bench { cluster: &cluster };
+    // Fills the caches of all parts.
+    bench.round(0, &mut Latencies::default())?;
+    let mut latencies = Latencies::default();
+    for round in 1..=rounds {
+        bench.round(round, &mut latencies)?;
+        progress.say(&format!("round {round} of {rounds}"));
+    }
+    let (table, phases, verdicts) = (latencies.table(), latencies.phases(), latencies.verdicts());
+    Ok(Section {
+        text: format!("## Pods that start\n\n{head}\n{EXPLANATION}\n\n{table}\n{phases}\n{verdicts}"),
+        failures: Vec::new(),
+    })
+}
+
+struct Bench<'a> {
+    cluster: &'a Cluster,
+}
+
+#[derive(Default)]
+struct Latencies {
+    plain: Samples,
+    first: Samples,
+    second: Samples,
+    /// When something was first seen of the Mountpoint Pod of a first Pod.
+    phases: BTreeMap<Phase, Samples>,
+}
+
+/// What the API server shows of a Mountpoint Pod, in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Phase {
+    Created,
+    Scheduled,
+    Running,
+}
+
+impl Bench<'_> {
+    fn round(&self, round: usize, latencies: &mut Latencies) -> anyhow::Result<()> {
+        let volume = format!("start-{round}");
+        self.create_volume(&volume)?;
+        let names = ["plain", "first", "second"].map(|it| format!("{it}-{round}"));
+        let [plain, first, second] = &names;
+        latencies.plain.add(self.start(plain, None, &mut BTreeMap::new())?);
+        let mut phases = BTreeMap::new();
+        latencies.first.add(self.start(first, Some(&volume), &mut phases)?);
+        for (phase, at) in phases {
+            latencies.phases.entry(phase).or_default().add(at);
+        }
+        latencies.second.add(self.start(second, Some(&volume), &mut BTreeMap::new())?);
+        // The end of this round must not be part of the next one.
+        self.cluster.kubectl(&["delete", "pods", plain, first, second, "--timeout=300s"])?;
+        let is_quiet = || self.mountpoint_pods().is_some_and(|it| it.is_empty());
+        ensure!(wait_patiently_until(Instant::now() + LIMIT, is_quiet), "the Mountpoint Pod does not end");
+        Ok(())
+    }
+
+    /// A bucket, a volume and a claim that is bound.
+    fn create_volume(&self, name: &str) -> anyhow::Result<()> {
+        self.cluster.create_bucket(name)?;
+        let spec = json!({ "accessModes": ["ReadWriteMany"], "storageClassName": "" });
+        let metadata = json!({ "name": name });
+        let mut volume = json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec });
+        volume["spec"]["capacity"] = json!({ "storage": "1Gi" });
+        volume["spec"]["claimRef"] = json!({ "namespace": "default", "name": name });
+        volume["spec"]["csi"] =
+            json!({ "driver": DRIVER_NAME, "volumeHandle": name, "volumeAttributes": { "bucketName": name } });
+        self.cluster.create("/api/v1/persistentvolumes", &volume)?;
+        let mut claim =
+            json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec });
+        claim["spec"]["volumeName"] = json!(name);
+        claim["spec"]["resources"] = json!({ "requests": { "storage": "1Gi" } });
+        let claims = "/api/v1/namespaces/default/persistentvolumeclaims";
+        self.cluster.create(claims, &claim)?;
+        let is_bound =
+            || self.cluster.get(&format!("{claims}/{name}")).is_some_and(|it| it["status"]["phase"] == "Bound");
+        ensure!(wait_patiently_until(Instant::now() + LIMIT, is_bound), "claim {name} is not bound");
+        Ok(())
+    }
+
+    /// Milliseconds until the Pod runs; `phases` says when its Mountpoint Pod was seen.
+    fn start(&self, name: &str, claim: Option<&str>, phases: &mut BTreeMap<Phase, f64>) -> anyhow::Result<f64> {
+        let mut pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+            "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{
+                    "name": "main", "image": "localhost/busybox:1", "imagePullPolicy": "Never",
+                    "command": ["sleep", "100000"],
+                }],
+            },
+        });
+        if let Some(claim) = claim {
+            let volume = json!({ "name": "data", "persistentVolumeClaim": { "claimName": claim } });
+            pod["spec"]["volumes"] = json!([volume]);
+            pod["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
+        }
+        let start = Instant::now();
+        self.cluster.create(PODS, &pod)?;
+        while start.elapsed() < LIMIT {
+            let seen = self.cluster.get(&format!("{PODS}/{name}")).context("the Pod is gone")?;
+            if seen["status"]["phase"] == "Running" {
+                return Ok(milliseconds(start.elapsed()));
+            }
+            if claim.is_some() {
+                self.look(start, phases);
+            }
+            thread::sleep(INTERVAL);
+        }
+        anyhow::bail!("{}", self.cluster.kubectl(&["describe", "pod", name])?)
+    }
+
+    /// Notes what is new about the only Mountpoint Pod.
+    fn look(&self, start: Instant, phases: &mut BTreeMap<Phase, f64>) {
+        let pods = self.mountpoint_pods().unwrap_or_default();
+        let Some(pod) = pods.first() else { return };
+        let at = milliseconds(start.elapsed());
+        let seen = [
+            (Phase::Created, true),
+            (Phase::Scheduled, pod["spec"]["nodeName"].is_string()),
+            (Phase::Running, pod["status"]["phase"] == "Running"),
+        ];
+        for (phase, _) in seen.into_iter().filter(|(_, is_seen)| *is_seen) {
+            phases.entry(phase).or_insert(at);
+        }
+    }
+
+    fn mountpoint_pods(&self) -> Option<Vec<Value>> {
+        self.cluster.get(MOUNTPOINT_PODS)?["items"].as_array().cloned()
+    }
+}
+
+impl Latencies {
+    fn table(&self) -> MarkdownTable {
+        let mut table = MarkdownTable::new(["ms", "n", "min", "p50", "p90", "max", "p50 above a Pod without a volume"]);
+        let rows = [("Pod without a volume", &self.plain), ("first Pod", &self.first), ("second Pod", &self.second)];
+        for (name, samples) in rows {
+            let figures = [
+                samples.minimum(),
+                samples.median(),
+                samples.percentile(90),
+                samples.maximum(),
+                self.above_plain(samples),
+            ];
+            let cells = [name.to_owned(), samples.count().to_string()];
+            table.add(cells.into_iter().chain(figures.map(figure_or_dash)));
+        }
+        table
+    }
+
+    fn phases(&self) -> MarkdownTable {
+        let mut table = MarkdownTable::new(["Mountpoint Pod, ms after the workload", "n", "p50", "p90"]);
+        for (phase, samples) in &self.phases {
+            let cells = [format!("{phase:?}").to_lowercase(), samples.count().to_string()];
+            let figures = [samples.median(), samples.percentile(90)];
+            table.add(cells.into_iter().chain(figures.map(figure_or_dash)));
+        }
+        table
+    }
+
+    fn above_plain(&self, samples: &Samples) -> Option<f64> {
+        Some(samples.median()? - self.plain.median()?)
+    }
+
+    fn verdicts(&self) -> Verdicts {
+        let mut verdicts = Verdicts::new(["measured"]);
+        let rows = [
+            ("first Pod", &self.first, FIRST_LIMIT_MILLISECONDS),
+            ("second Pod", &self.second, SECOND_LIMIT_MILLISECONDS),
+        ];
+        for (name, samples, limit) in rows {
+            let target = format!("{name}: p50 at most {limit} ms above a Pod without a volume");
+            verdicts.add(&target, [self.above_plain(samples)], |it| it <= limit);
+        }
+        verdicts
+    }
+}
