@@ -36,7 +36,8 @@ impl SmallWriter {
             while !over.load(Ordering::Relaxed) {
                 let (path, content) = (directory.join(format!("small-{files}")), noise(files, 10_000));
                 fs::write(&path, &content).unwrap();
-                assert!(fs::read(&path).unwrap() == content, "{} has other bytes", path.display());
+                let read = fs::read(&path).unwrap();
+                assert!(read == content, "{} has {} bytes, or other ones", path.display(), read.len());
                 files += 1;
             }
             files
