@@ -34,9 +34,9 @@ impl<'a> IssuerWorld<'a> {
         fs::write(&token, format!("{TOKEN}\n")).unwrap();
         let arguments = arguments(&issuer.url(), token.to_str().unwrap());
         world.start_mounter();
-        let mut issued = Self { world, issuer, token, arguments };
-        issued.start_node();
-        issued
+        let mut started = Self { world, issuer, token, arguments };
+        started.start_node();
+        started
     }
 
     fn start_node(&mut self) {
@@ -86,8 +86,8 @@ impl<'a> IssuerWorld<'a> {
         // The store decides: revoked keys mount nothing more.
         self.world.store.sessions().revoke_all();
         let mut other = volume(2);
-        other.bucket = "bucket-2".to_owned();
-        other.pv = "pv-2".to_owned();
+        "bucket-2".clone_into(&mut other.bucket);
+        "pv-2".clone_into(&mut other.pv);
         check_refused(self.world.try_publish(&other), Code::Unauthenticated, &["Could not mount", "bucket-2"]);
         self.world.unpublish(&volume(1));
         self.world.check_nothing_left();
