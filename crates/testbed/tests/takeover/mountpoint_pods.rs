@@ -2,7 +2,7 @@
 
 use s3csi_testbed::earlier_driver::EarlierMounter;
 
-use crate::world::{Access, SECOND_KEYS, World};
+use crate::world::{Access, SECOND_KEYS, Workload, World};
 
 #[test]
 fn mountpoint_pods_of_version_2_serve_on_get_rotated_keys_and_end_with_their_last_workload() {
@@ -12,6 +12,8 @@ fn mountpoint_pods_of_version_2_serve_on_get_rotated_keys_and_end_with_their_las
     let (pods, mount) = (world.mountpoint_pods(), world.mount_in_container(&workload));
     let mount_of_reader = world.mount_in_container(&reader);
     assert_eq!(pods.len(), 2, "{pods:?}");
+    let owner = |workload: &Workload| world.run(workload, "stat -c '%u %g %a' /data /data/seed");
+    let owner_before = owner(&workload);
 
     world.upgrade(&[]);
     world.wait_for_republish(&workload);
@@ -32,5 +34,10 @@ fn mountpoint_pods_of_version_2_serve_on_get_rotated_keys_and_end_with_their_las
 
     world.delete_pod(&workload);
     world.delete_pod(&reader);
+    world.check_nothing_left();
+
+    let recreated = world.start_pod("kept-pod", Access::ReadWrite);
+    assert_eq!(owner(&recreated), owner_before, "owner, group and mode are those of before");
+    world.delete_pod(&recreated);
     world.check_nothing_left();
 }
