@@ -3,7 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use fuser::FileAttr;
+use fuser::{FileAttr, FileType};
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::fs::{DirectoryEntry, DirectoryReplier, ToErrno};
@@ -90,7 +90,9 @@ where
         let listed = self.front.with_listed_metadata(id, entry.attr);
         let found = self.front.staged.attributes_since(self.drops, id, listed);
         let (attr, is_outdated) = (found.attr(), matches!(found, CopyAttributes::Outdated(_)));
-        let is_asked_again = is_outdated || self.front.has_unknown_metadata(id, &attr);
+        // The superblock listed its own files when the directory was opened; they may have been written since.
+        let is_written = attr.kind == FileType::RegularFile && (attr.size == 0 || table.has_handles(id));
+        let is_asked_again = is_outdated || is_written || self.front.has_unknown_metadata(id, &attr);
         let ttl = if is_asked_again { Duration::ZERO } else { entry.ttl };
         let is_full = (self.add)(&with_id(DirectoryEntry { attr, ttl, ..entry }, id));
         if is_full {
