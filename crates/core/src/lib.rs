@@ -25,6 +25,7 @@ pub mod prefix;
 pub mod provision;
 pub mod publish;
 pub mod quantity;
+pub mod role;
 pub mod secret;
 pub mod sharing;
 pub mod stage;
@@ -46,6 +47,7 @@ pub use publish::{
     Access, AccessMode, AccessType, AuthenticationSource, Identity, InvalidPublish, Publish, RawCapability, RawPublish,
     UnusableSecret,
 };
+pub use role::{InvalidRoleArn, RoleArn};
 pub use secret::Secret;
 pub use sharing::SharingKey;
 pub use target::{InvalidTargetPath, TargetPath};

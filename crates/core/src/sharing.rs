@@ -4,6 +4,7 @@ use crate::endpoint::EndpointUrl;
 use crate::names::hex_sha224;
 use crate::prefix::Prefix;
 use crate::publish::{Access, AuthenticationSource};
+use crate::role::RoleArn;
 
 /// Everything that must be equal for two workloads to share one source.
 ///
@@ -33,6 +34,9 @@ pub struct SharingKey {
     pub workload_namespace: Option<String>,
     /// Only where the identity is the workload's own.
     pub service_account: Option<String>,
+    /// The role that the PV names, only where the identity is the workload's own. A PV that was recreated may name another one. The role
+    /// of the service account is not part of the key: if it changes, the keys of the new one reach the running source.
+    pub role: Option<RoleArn>,
 }
 
 impl SharingKey {
@@ -53,6 +57,7 @@ impl SharingKey {
             volume_access,
             workload_namespace,
             service_account,
+            role,
         } = self;
         let access = match volume_access {
             Access::ReadOnly => "read-only",
@@ -72,6 +77,7 @@ impl SharingKey {
             ("volume access", Some(access)),
             ("workload namespace", workload_namespace.as_deref()),
             ("service account", service_account.as_deref()),
+            ("role", role.as_ref().map(RoleArn::as_str)),
         ];
         // Each value is preceded by its length, so that no two different keys are written the same.
         hex_sha224(fields.iter().filter_map(|(field, value)| value.map(|it| format!("{field}:{}:{it}\n", it.len()))))
@@ -99,6 +105,7 @@ pub(crate) mod tests {
             volume_access: Access::ReadWrite,
             workload_namespace: None,
             service_account: None,
+            role: None,
         }
     }
 
@@ -117,10 +124,12 @@ pub(crate) mod tests {
             SharingKey { fs_group: Some(text("1000")), ..key() },
             SharingKey { fs_group: Some(text("")), ..key() },
             SharingKey { authentication_source: AuthenticationSource::Secret, ..key() },
+            SharingKey { authentication_source: AuthenticationSource::Pod, ..key() },
             SharingKey { secret: Some(text("team/keys")), ..key() },
             SharingKey { volume_access: Access::ReadOnly, ..key() },
             SharingKey { workload_namespace: Some(text("a")), ..key() },
             SharingKey { service_account: Some(text("a")), ..key() },
+            SharingKey { role: Some("arn:aws:iam::1:role/a".parse().unwrap()), ..key() },
         ];
         let names: BTreeSet<String> = keys.iter().map(SharingKey::name).collect();
         assert_eq!(names.len(), keys.len());

@@ -9,7 +9,7 @@ use crate::identifiers::{PvName, VolumeId, WorkloadUid};
 use crate::policy::{self, PolicyError};
 use crate::publish::{
     AccessMode, AuthenticationSource, InvalidPublish, context, parse_access_mode, parse_endpoint, parse_prefix,
-    parse_source, refuse_root_as_owner, take_read_only,
+    parse_role, parse_source, refuse_root_as_owner, take_read_only,
 };
 use crate::sharing::SharingKey;
 
@@ -191,6 +191,8 @@ impl VolumeFacts {
         let prefix = parse_prefix(attribute(context::PREFIX), &arguments).map_err(publish)?;
         let authentication_source = parse_source(attribute(context::AUTHENTICATION_SOURCE)).map_err(publish)?;
         let endpoint = parse_endpoint(attribute(context::ENDPOINT_URL), authentication_source).map_err(publish)?;
+        let is_workload_s = authentication_source == AuthenticationSource::Pod;
+        let role = parse_role(attribute(context::ROLE_ARN).filter(|_| is_workload_s)).map_err(publish)?;
         let fs_group = parse_fs_group(workload.fs_group).map_err(publish)?;
         if let Some(problem) = &self.pod_problem {
             return Err(VolumeRefusal::MountpointPod { problem: problem.clone() });
@@ -208,9 +210,10 @@ impl VolumeFacts {
             authentication_source,
             secret: self.secret.clone().filter(|_| authentication_source == AuthenticationSource::Secret),
             volume_access: mode_access.and(option_access),
-            // Both identities belong to the volume: the driver's, or that of the Secret that the PV names.
-            workload_namespace: None,
-            service_account: None,
+            // Other identities belong to the volume: the driver's, or that of the Secret that the PV names.
+            workload_namespace: is_workload_s.then(|| workload.namespace.clone()),
+            service_account: is_workload_s.then(|| workload.service_account.clone()),
+            role,
         };
         Ok(MountRequirement::new(key, self.name.clone(), &self.mount_options, self.scope()))
     }

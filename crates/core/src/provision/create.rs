@@ -9,8 +9,8 @@ use crate::credentials::{InvalidKeys, Keys};
 use crate::endpoint::EndpointUrl;
 use crate::policy::{self, PolicyError};
 use crate::publish::{
-    AccessMode, AccessType, AuthenticationSource, Identity, InvalidPublish, RawCapability, context,
-    refuse_reserved_prefix, refuse_root_as_owner, take_read_only,
+    AccessMode, AccessType, AuthenticationSource, InvalidPublish, RawCapability, context, refuse_reserved_prefix,
+    refuse_root_as_owner, take_read_only,
 };
 use crate::secret::Secret;
 
@@ -49,7 +49,8 @@ pub struct CreateRequest {
 /// The credentials for requests to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreIdentity {
-    pub identity: Identity,
+    /// `None`: the driver's.
+    pub keys: Option<Keys>,
     /// A Secret may name the region for signatures.
     pub signing_region: Option<String>,
 }
@@ -178,7 +179,7 @@ impl CreateRequest {
         }
         let capacity = CapacityRange::parse(raw.required_bytes, raw.limit_bytes)?;
         let identity = StoreIdentity::parse(secrets).map_err(|cause| InvalidCreateRequest::Secret { cause })?;
-        let authentication_source = authentication_source(&parameters, &identity.identity)?;
+        let authentication_source = authentication_source(&parameters, &identity)?;
 
         let key = VolumeKey::of_request(name);
         let (place, region) = place(name, &key, &parameters)?;
@@ -190,7 +191,7 @@ impl CreateRequest {
             on_delete: parameters.on_delete,
             capacity_bytes: capacity.required_bytes,
             authentication_source,
-            provisioned_with: identity.identity.source(),
+            provisioned_with: identity.source(),
             region,
             prefix: place.prefix().cloned(),
             claim: claim.map(|(namespace, name)| record::claim_text(namespace, name)),
@@ -220,14 +221,21 @@ impl StoreIdentity {
     /// No Secret means the driver's keys; an unusable one never does.
     pub fn parse(secrets: &BTreeMap<String, Secret<String>>) -> Result<Self, InvalidKeys> {
         if secrets.is_empty() {
-            return Ok(Self { identity: Identity::Driver, signing_region: None });
+            return Ok(Self { keys: None, signing_region: None });
         }
         let keys = Keys::from_secret(secrets)?;
         let region = secrets.get(REGION).map(|it| it.expose().trim()).filter(|it| !it.is_empty());
         if !region.is_none_or(is_signing_region) {
             return Err(InvalidKeys::Malformed { names: vec![REGION] });
         }
-        Ok(Self { identity: Identity::Secret(keys), signing_region: region.map(str::to_owned) })
+        Ok(Self { keys: Some(keys), signing_region: region.map(str::to_owned) })
+    }
+
+    pub const fn source(&self) -> AuthenticationSource {
+        match self.keys {
+            None => AuthenticationSource::Driver,
+            Some(_) => AuthenticationSource::Secret,
+        }
     }
 }
 
@@ -295,13 +303,13 @@ pub fn check_capability(capability: &RawCapability<'_>, has_prefix: bool) -> Res
 /// pass on the node-publish secret.
 fn authentication_source(
     parameters: &Parameters,
-    creator: &Identity,
+    creator: &StoreIdentity,
 ) -> Result<AuthenticationSource, InvalidCreateRequest> {
     let source = parameters.authentication_source.unwrap_or(creator.source());
-    match (&parameters.endpoint, creator, source) {
-        (Some(_), Identity::Driver, _) => Err(InvalidCreateRequest::EndpointWithoutSecret),
-        (Some(_), Identity::Secret(_), AuthenticationSource::Driver) => Err(InvalidCreateRequest::EndpointWithDriver),
-        (Some(_), Identity::Secret(_), AuthenticationSource::Secret) | (None, _, _) => Ok(source),
+    match (&parameters.endpoint, &creator.keys, source) {
+        (Some(_), None, _) => Err(InvalidCreateRequest::EndpointWithoutSecret),
+        (Some(_), Some(_), AuthenticationSource::Driver) => Err(InvalidCreateRequest::EndpointWithDriver),
+        (Some(_), Some(_), AuthenticationSource::Secret | AuthenticationSource::Pod) | (None, _, _) => Ok(source),
     }
 }
 

@@ -89,7 +89,7 @@ pub enum InvalidParameters {
     #[error(transparent)]
     Endpoint(InvalidEndpointUrl),
 
-    #[error("authenticationSource {value:?} is not known: only \"driver\" and \"secret\" are supported")]
+    #[error("authenticationSource {value:?} is not known: only \"driver\", \"secret\" and \"pod\" are supported")]
     AuthenticationSource { value: String },
 
     #[error(
@@ -163,9 +163,10 @@ impl Parameters {
         let has_node_secret = value(parameter::NODE_PUBLISH_SECRET[0]).is_some();
         let authentication_source = match value(parameter::AUTHENTICATION_SOURCE) {
             None => has_node_secret.then_some(AuthenticationSource::Secret),
-            Some("driver") => Some(AuthenticationSource::Driver),
-            Some("secret") => Some(AuthenticationSource::Secret),
-            Some(other) => return Err(InvalidParameters::AuthenticationSource { value: other.to_owned() }),
+            Some(text) => {
+                let unknown = || InvalidParameters::AuthenticationSource { value: text.to_owned() };
+                Some(AuthenticationSource::parse(text).ok_or_else(unknown)?)
+            }
         };
         let on_delete = value(parameter::ON_DELETE).map(str::parse).transpose();
         let endpoint = value(parameter::ENDPOINT_URL).map(str::parse).transpose();

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::chain::Chain;
-use crate::publish::{AccessMode, AccessType, AuthenticationSource, Identity, RawCapability};
+use crate::publish::{AccessMode, AccessType, AuthenticationSource, RawCapability};
 use crate::secret::Secret;
 
 /// An owned request that is fine; each test spoils or adds one thing.
@@ -168,7 +168,7 @@ fn a_volume_may_be_a_prefix_named_after_the_claim() {
 #[test]
 fn a_secret_decides_in_whose_name() {
     let create = Given::fine().secret(&KEYS).parse().unwrap();
-    assert!(matches!(create.identity.identity, Identity::Secret(_)));
+    assert_eq!(create.identity.source(), AuthenticationSource::Secret);
     assert_eq!(create.record.authentication_source, AuthenticationSource::Secret);
     assert_eq!(create.identity.signing_region, None);
     let with_region = Given::fine().secret(&[KEYS[0], KEYS[1], ("region", " eu-1\n")]).parse().unwrap();
@@ -288,8 +288,8 @@ fn parameters_are_checked_and_unknown_ones_refused_by_name() {
             "region \"EU\" is not usable: it is a name of lower-case letters, digits and hyphens, such as eu-west-1",
         ),
         (
-            &[("authenticationSource", "pod")],
-            "authenticationSource \"pod\" is not known: only \"driver\" and \"secret\" are supported",
+            &[("authenticationSource", "vault")],
+            "authenticationSource \"vault\" is not known: only \"driver\", \"secret\" and \"pod\" are supported",
         ),
         (
             &[("endpointUrl", "s3")],

@@ -1,6 +1,7 @@
 //! Parses a request to publish a volume into checked types, or reports the first problem.
 
 mod identity;
+mod workload;
 
 use std::collections::BTreeMap;
 
@@ -9,6 +10,7 @@ use crate::bucket::{BucketName, InvalidBucketName};
 use crate::endpoint::{EndpointUrl, InvalidEndpointUrl};
 use crate::identifiers::VolumeId;
 use crate::prefix::{self, InvalidPrefix, Prefix};
+use crate::role::InvalidRoleArn;
 use crate::secret::Secret;
 use crate::sharing::SharingKey;
 use crate::target::{InvalidTargetPath, TargetPath};
@@ -16,6 +18,8 @@ use crate::target::{InvalidTargetPath, TargetPath};
 use self::identity::parse_identity;
 pub(crate) use self::identity::parse_source;
 pub use self::identity::{AuthenticationSource, Identity, SecretFallback, UnusableSecret};
+pub(crate) use self::workload::parse_role;
+pub use self::workload::{Grant, UnusableToken, WorkloadIdentity, guard_tokens};
 
 /// Keys of the volume context: a PV's `volumeAttributes` and what kubelet adds to them.
 pub mod context {
@@ -25,8 +29,12 @@ pub mod context {
     pub const PREFIX: &str = "prefix";
     /// Another store than the driver's; only with keys of its own.
     pub const ENDPOINT_URL: &str = "endpointUrl";
+    /// With `authenticationSource: pod`: the role whose keys are asked for, unless the service account names one.
+    pub const ROLE_ARN: &str = "roleArn";
     pub const POD_NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
     pub const SERVICE_ACCOUNT_NAME: &str = "csi.storage.k8s.io/serviceAccount.name";
+    /// Also among the secrets, if the `CSIDriver` object says so.
+    pub const SERVICE_ACCOUNT_TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 }
 
 /// A request as received, unchecked.
@@ -181,22 +189,34 @@ pub enum InvalidPublish {
     },
 
     #[error(
-        "endpointUrl is only for volumes with keys of their own: set authenticationSource: secret, so that the driver's \
-         are never sent elsewhere"
+        "endpointUrl is only for volumes with keys of their own: set authenticationSource: secret (or pod), so that the \
+         driver's are never sent elsewhere"
     )]
     EndpointWithoutSecret,
 
     #[error("fsGroup {value:?} is not a number: correct securityContext.fsGroup of the Pod")]
     FsGroup { value: String },
 
-    #[error("authenticationSource {value:?} is not known: only \"driver\" and \"secret\" are supported")]
+    #[error("authenticationSource {value:?} is not known: only \"driver\", \"secret\" and \"pod\" are supported")]
     AuthenticationSource { value: String },
 
-    /// The only variant that is about credentials.
+    #[error("roleArn not usable: correct spec.csi.volumeAttributes.roleArn of the PersistentVolume")]
+    RoleArn {
+        #[source]
+        cause: InvalidRoleArn,
+    },
+
+    /// This variant and the next are about credentials.
     #[error("authenticationSource is \"secret\", but no usable Secret came with the request")]
     Credentials {
         #[source]
         cause: UnusableSecret,
+    },
+
+    #[error("authenticationSource is \"pod\", but no usable token came with the request")]
+    Token {
+        #[source]
+        cause: UnusableToken,
     },
 }
 
@@ -233,10 +253,7 @@ impl Publish {
         }
         add_defaults(&mut arguments, fs_group);
         let declared_source = parse_source(attribute(context::AUTHENTICATION_SOURCE))?;
-        let identity = match parse_identity(declared_source, secrets) {
-            Err(UnusableSecret::Missing) if fallback.applies_to(volume_context) => Identity::Driver,
-            identity => identity.map_err(|cause| InvalidPublish::Credentials { cause })?,
-        };
+        let identity = parse_identity(declared_source, volume_context, secrets, fallback)?;
         let endpoint = parse_endpoint(attribute(context::ENDPOINT_URL), identity.source())?;
 
         Ok(Self {
@@ -276,9 +293,10 @@ impl Publish {
             authentication_source: self.identity.source(),
             secret: None,
             volume_access: self.volume_access,
-            // Both identities belong to the volume: the driver's, or that of the Secret the PV names.
-            workload_namespace: None,
-            service_account: None,
+            // Other identities belong to the volume: the driver's, or that of the Secret the PV names.
+            workload_namespace: self.identity.workload().map(|it| it.namespace.clone()),
+            service_account: self.identity.workload().map(|it| it.service_account.clone()),
+            role: self.identity.workload().and_then(|it| it.role.clone()),
         }
     }
 }
@@ -306,7 +324,7 @@ impl Access {
 impl InvalidPublish {
     /// Whether the request is well formed and only its credentials are not usable.
     pub const fn is_about_credentials(&self) -> bool {
-        matches!(self, Self::Credentials { .. })
+        matches!(self, Self::Credentials { .. } | Self::Token { .. })
     }
 }
 
@@ -369,7 +387,7 @@ pub(crate) fn parse_endpoint(
     };
     let endpoint = text.parse().map_err(|cause| InvalidPublish::Endpoint { cause })?;
     match source {
-        AuthenticationSource::Secret => Ok(Some(endpoint)),
+        AuthenticationSource::Secret | AuthenticationSource::Pod => Ok(Some(endpoint)),
         AuthenticationSource::Driver => Err(InvalidPublish::EndpointWithoutSecret),
     }
 }

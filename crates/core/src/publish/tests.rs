@@ -1,5 +1,7 @@
 //! Rules of requests, each against a request that is fine but for one thing.
 
+mod identity;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -63,6 +65,15 @@ impl Given {
     fn secret(entries: &[(&str, &str)]) -> Self {
         let secret = |(key, value): &(&str, &str)| ((*key).to_owned(), Secret::new((*value).to_owned()));
         Self { secrets: entries.iter().map(secret).collect(), ..Self::attribute("authenticationSource", "secret") }
+    }
+
+    fn workload(namespace: &str, service_account: &str) -> Self {
+        let mut given = Self::attribute("authenticationSource", "pod");
+        for (key, value) in [(context::POD_NAMESPACE, namespace), (context::SERVICE_ACCOUNT_NAME, service_account)] {
+            given.context.insert(key.to_owned(), value.to_owned());
+        }
+        given.secrets.insert(context::SERVICE_ACCOUNT_TOKENS.to_owned(), Secret::new("{}".to_owned()));
+        given
     }
 
     fn parse(&self) -> Result<Publish, InvalidPublish> {
@@ -232,8 +243,8 @@ fn another_store_needs_other_keys() {
     assert_eq!(given.parse().unwrap().endpoint.unwrap().as_str(), "https://s3.example.com");
     check_refused(
         &Given::attribute("endpointUrl", "https://s3.example.com"),
-        "endpointUrl is only for volumes with keys of their own: set authenticationSource: secret, so that the driver's \
-         are never sent elsewhere",
+        "endpointUrl is only for volumes with keys of their own: set authenticationSource: secret (or pod), so that the \
+         driver's are never sent elsewhere",
     );
     check_refused(
         &Given::attribute("endpointUrl", "s3.example.com"),
@@ -281,85 +292,6 @@ fn an_fs_group_is_a_number() {
             &format!("fsGroup {value:?} is not a number: correct securityContext.fsGroup of the Pod"),
         );
     }
-}
-
-#[test]
-fn the_authentication_source_decides_whose_keys_are_used() {
-    let keys = [("access_key_id", "accessKey1"), ("secret_access_key", "verySecretKey1")];
-    let source = |given: &Given| given.parse().unwrap().identity.source().as_str();
-    assert_eq!(source(&Given::fine()), "driver");
-    assert_eq!(source(&Given::attribute("authenticationSource", "")), "driver");
-    assert_eq!(source(&Given::attribute("authenticationSource", "driver")), "driver");
-    assert_eq!(source(&Given::secret(&keys)), "secret");
-    assert_eq!(source(&Given { context: Given::fine().context, ..Given::secret(&keys) }), "driver");
-    check_refused(
-        &Given::attribute("authenticationSource", "pod"),
-        "authenticationSource \"pod\" is not known: only \"driver\" and \"secret\" are supported",
-    );
-}
-
-#[test]
-fn secret_means_secret() {
-    let unusable = "authenticationSource is \"secret\", but no usable Secret came with the request";
-    let correct = "correct the Secret that spec.csi.nodePublishSecretRef of the PersistentVolume names";
-    for (secret, reason) in [
-        (
-            &[][..],
-            "set spec.csi.nodePublishSecretRef of the PersistentVolume to a Secret with access_key_id and secret_access_key"
-                .to_owned(),
-        ),
-        (&[("access_key_id", "a")], format!("{correct}: the Secret lacks secret_access_key")),
-        (
-            &[("access_key_id", "a"), ("secret_access_key", "hush hush")],
-            format!(
-                "{correct}: the Secret has a malformed value for secret_access_key; it must be the plain key: \
-             printable ASCII without spaces"
-            ),
-        ),
-    ] {
-        let given = Given::secret(secret);
-        check_refused(&given, &format!("{unusable}: {reason}"));
-        assert!(given.parse().unwrap_err().is_about_credentials());
-    }
-    assert!(!Given::attribute("authenticationSource", "pod").parse().unwrap_err().is_about_credentials());
-}
-
-/// A volume that says `secret`, with this Secret, of a workload in this namespace; the fallback is on in `old`.
-fn falling_back(namespace: &str, secret: &[(&str, &str)]) -> Given {
-    let mut given = Given::secret(secret);
-    given.context.insert("csi.storage.k8s.io/pod.namespace".to_owned(), namespace.to_owned());
-    given.fallback = SecretFallback::in_namespaces(["old".to_owned(), String::new()]);
-    given
-}
-
-#[test]
-fn a_missing_secret_falls_back_to_the_driver_s_keys_in_listed_namespaces_only() {
-    let publish = falling_back("old", &[]).parse().unwrap();
-    assert_eq!((&publish.identity, publish.has_fallen_back()), (&Identity::Driver, true));
-    for namespace in ["other", ""] {
-        assert!(falling_back(namespace, &[]).parse().unwrap_err().is_about_credentials());
-    }
-    let mut unlisted = falling_back("old", &[]);
-    unlisted.fallback = SecretFallback::default();
-    assert!(unlisted.parse().unwrap_err().is_about_credentials());
-    assert!(!Given::fine().parse().unwrap().has_fallen_back());
-}
-
-#[test]
-fn the_fallback_is_not_for_malformed_secrets_nor_for_other_stores() {
-    let malformed = falling_back("old", &[("access_key_id", "a")]);
-    assert!(malformed.parse().unwrap_err().is_about_credentials());
-    let mut elsewhere = falling_back("old", &[]);
-    elsewhere.context.insert("endpointUrl".to_owned(), "http://elsewhere.example".to_owned());
-    assert!(elsewhere.parse().unwrap_err().is_about_credentials());
-}
-
-#[test]
-fn a_workload_that_fell_back_shares_nothing_with_one_that_has_a_secret() {
-    let with_secret = falling_back("old", &[("access_key_id", "a"), ("secret_access_key", "b")]).parse().unwrap();
-    assert!(!with_secret.has_fallen_back());
-    let without = falling_back("old", &[]).parse().unwrap();
-    assert_ne!(without.sharing_key("node"), with_secret.sharing_key("node"));
 }
 
 #[test]

@@ -86,9 +86,11 @@ pub async fn read(store: &S3Store, bucket: &BucketName, key: &str) -> Result<Opt
 /// A volume that was created with a Secret belongs to its tenant: the driver's keys, which may do more, never act on it.
 fn checked(store: &S3Store, record: VolumeRecord) -> Result<VolumeRecord, MetadataError> {
     match (record.provisioned_with, store.source()) {
-        (AuthenticationSource::Secret, AuthenticationSource::Driver) => {
-            Err(MetadataError::Credentials(CredentialsError::SecretRequired))
-        }
         (AuthenticationSource::Driver, _) | (_, AuthenticationSource::Secret) => Ok(record),
+        // Nothing is provisioned as `pod`; a record that says so was not written by this driver.
+        (
+            AuthenticationSource::Secret | AuthenticationSource::Pod,
+            AuthenticationSource::Driver | AuthenticationSource::Pod,
+        ) => Err(MetadataError::Credentials(CredentialsError::SecretRequired)),
     }
 }

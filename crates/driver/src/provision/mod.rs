@@ -21,7 +21,6 @@ use s3csi_core::environment::DriverSettings;
 use s3csi_core::provision::{
     CreateRequest, ProvisionedId, ProvisionedVolume, StoreIdentity, VolumeLocation, VolumeRecord,
 };
-use s3csi_core::publish::Identity;
 use tokio::time::timeout_at;
 
 use self::client::S3Clients;
@@ -146,19 +145,19 @@ impl Provisioner {
         identity: &StoreIdentity,
         endpoint: Option<&EndpointUrl>,
     ) -> Result<S3Store, CredentialsError> {
-        let keys = match (&identity.identity, endpoint) {
-            (Identity::Secret(keys), _) => keys.clone(),
-            (Identity::Driver, None) => {
+        let keys = match (&identity.keys, endpoint) {
+            (Some(keys), _) => keys.clone(),
+            (None, None) => {
                 let current = self.driver_credentials.current().await;
                 current.map_err(|cause| CredentialsError::Unusable { cause })?.ok_or(CredentialsError::Missing)?
             }
-            (Identity::Driver, Some(endpoint)) => {
+            (None, Some(endpoint)) => {
                 return Err(CredentialsError::ForeignEndpoint { endpoint: endpoint.to_string() });
             }
         };
         let endpoint = endpoint.map(EndpointUrl::as_str).or(self.settings.endpoint_url.as_deref());
         let region = identity.signing_region.as_deref().or(self.settings.region.as_deref()).filter(|it| !it.is_empty());
-        Ok(self.clients.store(&keys, identity.identity.source(), endpoint, region))
+        Ok(self.clients.store(&keys, identity.source(), endpoint, region))
     }
 }
 

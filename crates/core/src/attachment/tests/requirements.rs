@@ -221,6 +221,33 @@ fn workloads_of_other_namespaces_and_accounts_have_the_same_key() {
     assert_eq!(need_of(&other, volume("pv", "data")).unwrap(), one);
 }
 
+/// C10, C13, C14: where the identity is the workload's, it separates.
+#[test]
+fn a_workload_s_own_identity_is_part_of_the_key() {
+    let mut own = volume("pv", "data");
+    own.attributes.insert("authenticationSource".to_owned(), "pod".to_owned());
+    let with_role = |role: &str| {
+        let mut volume = own.clone();
+        volume.attributes.insert("roleArn".to_owned(), role.to_owned());
+        volume
+    };
+    let one = need_of(&workload(&["data"]), own.clone()).unwrap();
+    assert_eq!(one.key.authentication_source, AuthenticationSource::Pod);
+    assert_eq!(one.fields.workload_namespace.as_deref(), Some(workload(&[]).namespace.as_str()));
+    assert_eq!(one.fields.service_account.as_deref(), Some(workload(&[]).service_account.as_str()));
+    let same = Workload { uid: uid("b"), ..workload(&["data"]) };
+    assert_eq!(need_of(&same, own.clone()).unwrap(), one);
+    let other = Workload { service_account: "other".to_owned(), ..same.clone() };
+    assert_ne!(need_of(&other, own.clone()).unwrap().key, one.key);
+    let role = need_of(&same, with_role("arn:aws:iam::1:role/a")).unwrap();
+    assert_ne!(role.key, one.key);
+    assert_eq!(
+        need_of(&same, with_role("admin")).unwrap_err(),
+        "the volume cannot be published: roleArn not usable: correct spec.csi.volumeAttributes.roleArn of the \
+         PersistentVolume: role \"admin\" must look like arn:aws:iam::123456789012:role/name"
+    );
+}
+
 #[test]
 fn what_the_node_would_refuse_is_refused_here_in_the_same_words() {
     let refused = |change: fn(&mut VolumeFacts), expected: &str| {
@@ -259,9 +286,11 @@ fn what_the_node_would_refuse_is_refused_here_in_the_same_words() {
     );
     refused(
         |it| {
-            it.attributes.insert("authenticationSource".to_owned(), "pod".to_owned());
+            it.attributes.insert("authenticationSource".to_owned(), "vault".to_owned());
         },
-        &format!("{publish}authenticationSource \"pod\" is not known: only \"driver\" and \"secret\" are supported"),
+        &format!(
+            "{publish}authenticationSource \"vault\" is not known: only \"driver\", \"secret\" and \"pod\" are supported"
+        ),
     );
     refused(
         |it| {

@@ -96,6 +96,13 @@ fn any_difference_in_the_key_separates() {
     separate(workload("one", "account"), workload("one", "other"), 2);
     separate(workload("one", "account"), workload("two", "account"), 2);
     separate(workload("one", "account"), plain_key(), 2);
+    let role = |name: &str| SharingKey {
+        role: Some(format!("arn:aws:iam::1:role/{name}").parse().unwrap()),
+        ..workload("one", "account")
+    };
+    separate(role("a"), role("a"), 1);
+    separate(role("a"), role("b"), 2);
+    separate(role("a"), workload("one", "account"), 2);
 }
 
 #[track_caller]
