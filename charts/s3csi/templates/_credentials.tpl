@@ -3,6 +3,66 @@
 {{- toJson (default dict .Values.credentials) -}}
 {{- end -}}
 
+{{- /* The identity of workloads themselves. Values of an older chart lack the key. */ -}}
+{{- define "s3csi.podIdentity" -}}
+{{- toJson (default dict .Values.podIdentity) -}}
+{{- end -}}
+
+{{- /* Whether a security token service is asked whose certificate a private CA may have signed. */ -}}
+{{- define "s3csi.trustsSts" -}}
+{{- $source := dig "source" "secret" (include "s3csi.credentials" . | fromJson) -}}
+{{- $podIdentity := include "s3csi.podIdentity" . | fromJson -}}
+{{- if and .Values.tls.caCertConfigMap (or (eq $source "webIdentity") (dig "enabled" false $podIdentity)) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{- define "s3csi.podIdentityEnvironment" -}}
+{{- $podIdentity := include "s3csi.podIdentity" . | fromJson -}}
+{{- if dig "enabled" false $podIdentity }}
+- name: POD_IDENTITY
+  value: "on"
+- name: POD_IDENTITY_AUDIENCE
+  value: {{ $podIdentity.audience | quote }}
+- name: POD_IDENTITY_SERVICE_ACCOUNT_ROLES
+  value: {{ ternary "on" "off" $podIdentity.serviceAccountRoles | quote }}
+{{- with $podIdentity.stsEndpointUrl }}
+- name: POD_IDENTITY_STS_ENDPOINT_URL
+  value: {{ . | quote }}
+{{- end }}
+{{- with $podIdentity.roleArn }}
+- name: POD_IDENTITY_ROLE_ARN
+  value: {{ . | quote }}
+{{- end }}
+{{- with $podIdentity.agent.url }}
+- name: POD_IDENTITY_AGENT_URL
+  value: {{ . | quote }}
+- name: POD_IDENTITY_AGENT_AUDIENCE
+  value: {{ $podIdentity.agent.audience | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Kubelet sends a token of each workload's service account for each of these audiences. */ -}}
+{{- define "s3csi.tokenRequests" -}}
+{{- $podIdentity := include "s3csi.podIdentity" . | fromJson -}}
+{{- if dig "enabled" false $podIdentity }}
+{{- $audiences := list $podIdentity.audience }}
+{{- if $podIdentity.agent.url }}
+{{- $audiences = append $audiences $podIdentity.agent.audience | uniq }}
+{{- end }}
+tokenRequests:
+{{- range $audiences }}
+- audience: {{ . | quote }}
+  expirationSeconds: {{ int64 $podIdentity.expirationSeconds }}
+{{- end }}
+{{- if semverCompare ">=1.35-0" .Capabilities.KubeVersion.Version }}
+# Not among the attributes, which programs print.
+serviceAccountTokenInSecrets: true
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "s3csi.checkCredentials" -}}
 {{- $credentials := include "s3csi.credentials" . | fromJson -}}
 {{- if and (eq (dig "source" "secret" $credentials) "webIdentity") (not (dig "webIdentity" "roleArn" "" $credentials)) -}}
@@ -37,15 +97,15 @@
 - name: AWS_ENDPOINT_URL_STS
   value: {{ . | quote }}
 {{- end }}
-{{- if .Values.tls.caCertConfigMap }}
-- name: STS_CA_BUNDLE
-  value: /etc/s3csi/certificates/ca-bundle.crt
-{{- end }}
 {{- else if eq $source "container" }}
 - name: AWS_CONTAINER_CREDENTIALS_FULL_URI
   value: {{ $credentials.container.url | quote }}
 - name: AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE
   value: /etc/s3csi/credentials/token
+{{- end }}
+{{- if include "s3csi.trustsSts" . }}
+- name: STS_CA_BUNDLE
+  value: /etc/s3csi/certificates/ca-bundle.crt
 {{- end }}
 {{- end -}}
 
@@ -57,7 +117,7 @@
   mountPath: /etc/s3csi/credentials
   readOnly: true
 {{- end }}
-{{- if and (eq $source "webIdentity") .Values.tls.caCertConfigMap }}
+{{- if include "s3csi.trustsSts" . }}
 - name: sts-certificates
   mountPath: /etc/s3csi/certificates
   readOnly: true
@@ -94,7 +154,7 @@
         audience: {{ get (get $credentials $source) "audience" | quote }}
         expirationSeconds: 3600
 {{- end }}
-{{- if and (eq $source "webIdentity") .Values.tls.caCertConfigMap }}
+{{- if include "s3csi.trustsSts" . }}
 - name: sts-certificates
   configMap:
     name: {{ .Values.tls.caCertConfigMap }}

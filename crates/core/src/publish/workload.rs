@@ -1,6 +1,7 @@
 //! `authenticationSource: pod`: the identity of the workload itself, as kubelet names and proves it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use super::{InvalidPublish, context};
 use crate::role::RoleArn;
@@ -61,6 +62,14 @@ impl WorkloadIdentity {
         let named = attribute(context::POD_NAMESPACE).zip(attribute(context::SERVICE_ACCOUNT_NAME));
         let (namespace, service_account) = named.ok_or(unusable(UnusableToken::Unnamed))?;
         Ok(Self { namespace, service_account, tokens, role })
+    }
+}
+
+/// `namespace/service account`, as messages name it.
+impl fmt::Display for WorkloadIdentity {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { namespace, service_account, .. } = self;
+        write!(formatter, "{namespace}/{service_account}")
     }
 }
 

@@ -8,6 +8,7 @@ mod metadata_keys;
 mod pod_condition;
 mod pod_status;
 pub mod recorder;
+mod service_account;
 pub mod watch;
 
 pub use attachment::{
@@ -18,3 +19,4 @@ pub use attachment::{
 pub use metadata_keys::{MetadataKeys, is_label_value};
 pub use pod_condition::PodCondition;
 pub use pod_status::{MemoryKill, memory_kill, pod_problem};
+pub use service_account::{ROLE_ANNOTATION, role_annotation};

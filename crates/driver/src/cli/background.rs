@@ -82,8 +82,9 @@ impl BackgroundTasks {
         assignments
     }
 
-    /// Renews the driver's temporary credentials and reports when they expire.
+    /// Renews the driver's temporary credentials; reports when they or those of workloads expire.
     pub fn renew_credentials(&self, runtime: &Runtime, credentials: &Arc<DriverCredentials>) {
+        runtime.spawn(self.reporter.clone().watch_expiry_forever());
         let reporter = self.reporter.clone();
         runtime.spawn(credentials.clone().renew_forever(move |expires| reporter.driver_credentials(expires)));
     }

@@ -8,7 +8,7 @@ use clap::{Args, ValueEnum};
 use s3csi_core::credentials::Keys;
 
 use crate::credentials::driver::{CredentialSource, DriverCredentials};
-use crate::credentials::issuer::Issuer;
+use crate::credentials::issuer::{Issuer, SecurityTokenService};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum SourceKind {
@@ -60,7 +60,7 @@ pub struct CredentialArgs {
     #[arg(long, env = "AWS_ENDPOINT_URL_STS", value_name = "URL")]
     sts_endpoint_url: Option<String>,
 
-    /// Source web-identity: file with CA certificates (PEM) that are trusted in addition to the system's.
+    /// Source web-identity, and pod identity: file with CA certificates (PEM) that are trusted in addition to the system's.
     #[arg(long, env = "STS_CA_BUNDLE", value_name = "FILE")]
     sts_ca_bundle: Option<PathBuf>,
 
@@ -74,6 +74,11 @@ pub struct CredentialArgs {
 }
 
 impl CredentialArgs {
+    /// The certificate authorities of security token services.
+    pub fn sts_ca_bundle(&self) -> Option<PathBuf> {
+        self.sts_ca_bundle.clone().filter(|it| !it.as_os_str().is_empty())
+    }
+
     /// `region` chooses AWS's security token service.
     pub fn driver_credentials(self, region: Option<&str>) -> anyhow::Result<DriverCredentials> {
         // No `..`: an unused flag does not compile.
@@ -102,14 +107,10 @@ impl CredentialArgs {
                 CredentialSource::Issuer(Issuer::InstanceProfile { endpoint: instance_metadata_url })
             }
             SourceKind::WebIdentity => CredentialSource::Issuer(Issuer::WebIdentity {
-                sts: text(sts_endpoint_url).unwrap_or_else(|| match region {
-                    None | Some("") => "https://sts.amazonaws.com".to_owned(),
-                    Some(region) => format!("https://sts.{region}.amazonaws.com"),
-                }),
+                sts: SecurityTokenService::new(text(sts_endpoint_url), region, path(sts_ca_bundle)),
                 role: text(role_arn).context("--credentials-source web-identity needs --role-arn")?,
                 token_file: path(web_identity_token_file)
                     .context("--credentials-source web-identity needs --web-identity-token-file")?,
-                authorities: path(sts_ca_bundle),
             }),
             SourceKind::Container => CredentialSource::Issuer(Issuer::Container {
                 url: text(container_credentials_url)

@@ -10,7 +10,9 @@ mod kubernetes;
 mod log;
 mod mountpoint_resources;
 mod node;
+mod pod_identity;
 mod provisioning;
+mod systemd;
 
 use std::process::ExitCode;
 
@@ -52,6 +54,12 @@ enum Strategy {
     Daemon,
     /// systemd runs one engine per volume and Pod, as a transient unit.
     Systemd,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Switch {
+    On,
+    Off,
 }
 
 impl Strategy {

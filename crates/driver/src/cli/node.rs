@@ -10,9 +10,7 @@ use clap::{Args, ValueEnum};
 use kube::Client;
 use s3csi_core::duration::{self, InvalidDuration};
 use s3csi_core::environment::DriverSettings;
-use s3csi_core::limits;
 use s3csi_core::publish::SecretFallback;
-use s3csi_core::stage::StageLimit;
 use s3csi_handoff::COMMUNICATION_DIRECTORY;
 use tokio::runtime::Runtime;
 
@@ -21,7 +19,10 @@ use super::credentials::CredentialArgs;
 use super::directories::{resolved_directory, share_directory};
 use super::kubernetes::KubernetesArgs;
 use super::log::LogArgs;
-use super::{Strategy, shutdown_signal};
+use super::pod_identity::PodIdentityArgs;
+use super::systemd::SystemdArgs;
+use super::{Strategy, Switch, shutdown_signal};
+use crate::credentials::workload::WorkloadCredentials;
 use crate::csi;
 use crate::csi::server::{Endpoint, Server};
 use crate::host::{Host, Kernel};
@@ -69,12 +70,6 @@ pub enum RegistrationMode {
     /// Register with kubelet over a socket in `<kubelet path>/plugins_registry`.
     On,
     /// Another process registers the driver (for example the node-driver-registrar sidecar).
-    Off,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Switch {
-    On,
     Off,
 }
 
@@ -136,6 +131,9 @@ pub struct NodeArgs {
     #[command(flatten)]
     credentials: CredentialArgs,
 
+    #[command(flatten)]
+    pod_identity: PodIdentityArgs,
+
     /// Namespaces of workloads whose volumes use the driver's keys if they say `authenticationSource: secret` and name no Secret, as
     /// volumes of earlier drivers do.
     #[arg(long, env = "SECRET_FALLS_BACK_TO_DRIVER", value_name = "NAMESPACE,…", value_delimiter = ',')]
@@ -177,43 +175,6 @@ struct MounterArgs {
     mounter_view: Option<PathBuf>,
 }
 
-#[derive(Args, Debug)]
-struct SystemdArgs {
-    /// Strategy systemd: path of the engine on the host.
-    #[arg(long, env = "MOUNT_S3_PATH", value_name = "PATH", default_value = "/usr/bin/mount-s3")]
-    mount_s3_path: PathBuf,
-
-    /// Strategy systemd: the plugin's directory as the host sees it [default: `<kubelet path>/plugins/<driver name>`]
-    #[arg(long, env = "HOST_PLUGIN_DIR", value_name = "DIRECTORY")]
-    host_plugin_dir: Option<PathBuf>,
-
-    /// Strategy systemd: where pseudoterminals of the host are opened; in a container, for example, /host/dev/ptmx.
-    #[arg(long, env = "PTMX_PATH", value_name = "PATH", default_value = "/dev/ptmx")]
-    ptmx_path: PathBuf,
-
-    /// Strategy systemd: memory limit of an engine, for example 512Mi; volumes may override it.
-    #[arg(long, env = "ENGINE_MEMORY_LIMIT", value_name = "QUANTITY", value_parser = limits::parse_memory)]
-    engine_memory_limit: Option<u64>,
-
-    /// Strategy systemd: CPU limit of an engine, for example 500m or 2; volumes may override it.
-    #[arg(long, env = "ENGINE_CPU_LIMIT", value_name = "QUANTITY", value_parser = limits::parse_cpu)]
-    engine_cpu_limit: Option<u64>,
-
-    /// Strategy systemd: thread limit of an engine; volumes may override it.
-    #[arg(long, env = "ENGINE_TASKS_LIMIT", value_name = "NUMBER")]
-    engine_tasks_limit: Option<u64>,
-
-    /// Strategy systemd: size limit of the directory in which an engine stages files above 8 MiB that are edited in place; 0: the
-    /// engine makes one in /var/tmp.
-    #[arg(long, env = "ENGINE_STAGE_SIZE_LIMIT", value_name = "QUANTITY", default_value = "1Gi")]
-    engine_stage_size_limit: StageLimit,
-
-    /// Strategy systemd: what happens when an engine dies. With `on`, its unit starts a new engine on the same mount, and
-    /// applications see a pause; with `off`, the volume is mounted again.
-    #[arg(long, env = "ENGINE_KEEP_ALIVE", value_enum, default_value = "on")]
-    engine_keep_alive: Switch,
-}
-
 impl NodeArgs {
     pub fn run(self) -> anyhow::Result<()> {
         // No `..`: an unused flag does not compile.
@@ -233,6 +194,7 @@ impl NodeArgs {
             s3_endpoint_url,
             s3_region,
             credentials,
+            pod_identity,
             secret_falls_back_to_driver,
             kubernetes_version,
             log,
@@ -244,17 +206,25 @@ impl NodeArgs {
             .context("AWS_ENDPOINT_URL environment variable must be set (or --s3-endpoint-url), for example to http://s3.example.com:8000")?;
         anyhow::ensure!(!node_id.is_empty(), "node-id is required: set CSI_NODE_NAME or --node-id to this node's name");
         let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
+        let sts_ca_bundle = credentials.sts_ca_bundle();
         let driver_credentials = Arc::new(credentials.driver_credentials(settings.region.as_deref())?);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
             .context("failed to start the async runtime")?;
-        let engine_config =
-            EngineConfig { settings, driver_credentials, kubernetes_version, runtime: runtime.handle().clone() };
         draining.retain(|it| *it != strategy && *it != Strategy::Systemd);
         let metrics = Arc::new(NodeMetrics::new());
-        let needs_client = strategy == Strategy::Pod || draining.contains(&Strategy::Pod);
+        let needs_client =
+            strategy == Strategy::Pod || draining.contains(&Strategy::Pod) || pod_identity.reads_service_accounts();
         let client = runtime.block_on(kubernetes.client_if_needed(metrics.api(), needs_client))?;
+        let pod_identity = pod_identity.settings(settings.region.as_deref(), sts_ca_bundle, client.as_ref())?;
+        let engine_config = EngineConfig {
+            settings,
+            driver_credentials,
+            workload_credentials: Arc::new(WorkloadCredentials::new(pod_identity)),
+            kubernetes_version,
+            runtime: runtime.handle().clone(),
+        };
         let builder = NodeBuilder {
             engine_config,
             layout: Layout::new(&kubelet_path, &driver_name),
@@ -280,13 +250,14 @@ impl NodeArgs {
             present: build(strategy)?,
             draining: draining.into_iter().map(build).collect::<anyhow::Result<_>>()?,
         };
+        let workload_credentials = builder.engine_config.workload_credentials.clone();
         let fallback = SecretFallback::in_namespaces(secret_falls_back_to_driver);
         let csi_socket = endpoint.map_or_else(|| builder.layout.csi_socket(), Endpoint::into_path);
         let kubelet_endpoint = kubelet_endpoint.unwrap_or_else(|| csi_socket.clone());
         let server = Server {
             driver_name: builder.driver_name.clone(),
             node_id: builder.node_id.clone(),
-            node: Arc::new(Node::new(strategies, background.reporter.clone(), fallback)),
+            node: Arc::new(Node::new(strategies, background.reporter.clone(), workload_credentials, fallback)),
             registration: builder.registration(registration, kubelet_endpoint, &background),
             csi_socket,
             health_address,

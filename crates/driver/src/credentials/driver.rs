@@ -5,14 +5,13 @@ use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
-use s3csi_core::chain::Chain;
 use s3csi_core::credentials::{ACCESS_KEY_ID, InvalidKeys, Keys, SECRET_ACCESS_KEY, SESSION_TOKEN};
 use s3csi_core::driver_keys;
 use s3csi_core::secret::Secret;
-use tokio::sync::Mutex;
 
+use super::issued::{FAILURE_PAUSE, IssuedKeys};
 use super::issuer::{Issuer, IssuerError, TemporaryKeys};
 use super::profile::{self, InvalidProfile};
 
@@ -24,13 +23,6 @@ const ATTEMPTS: u32 = 3;
 
 /// Longer than any key or token that is accepted.
 const LONGEST_FILE_BYTES: u64 = 64 << 10;
-
-/// Keys are renewed when a quarter of their lifetime is left, but not earlier than this before they expire. The shortest lifetime is
-/// 15 minutes, so kubelet calls at least twice before the old keys expire.
-const LONGEST_MARGIN: Duration = Duration::from_mins(15);
-
-/// Many Pods may start at once: after a failure the issuer is left alone for as long.
-const FAILURE_PAUSE: Duration = Duration::from_secs(5);
 
 /// How often the background task asks an issuer that fails.
 const RETRY_PERIOD: Duration = Duration::from_secs(30);
@@ -49,14 +41,7 @@ pub enum CredentialSource {
 #[derive(Debug)]
 pub struct DriverCredentials {
     source: CredentialSource,
-    issued: Mutex<Issued>,
-}
-
-/// What was issued last, and the last failure since.
-#[derive(Debug, Default)]
-struct Issued {
-    keys: Option<TemporaryKeys>,
-    failure: Option<(Instant, Arc<IssuerError>)>,
+    issued: IssuedKeys<IssuerError>,
 }
 
 /// Why the driver's own credentials cannot be used. Names files, never a value.
@@ -91,7 +76,7 @@ pub enum DriverCredentialsError {
 
 impl DriverCredentials {
     pub fn new(source: CredentialSource) -> Self {
-        Self { source, issued: Mutex::default() }
+        Self { source, issued: IssuedKeys::default() }
     }
 
     /// The keys as they are now. `None`: the driver has none of its own.
@@ -115,33 +100,9 @@ impl DriverCredentials {
         }
     }
 
-    /// The issued keys, renewed if it is time. Keys that have not expired outlive an issuer that is away.
     async fn issue(&self, issuer: &Issuer) -> Result<TemporaryKeys, DriverCredentialsError> {
-        let mut state = self.issued.lock().await;
-        let now = SystemTime::now();
-        if let Some(keys) = state.keys.as_ref().filter(|it| now < renewal(it)) {
-            return Ok(keys.clone());
-        }
-        let recent = state.failure.as_ref().filter(|(at, _)| at.elapsed() < FAILURE_PAUSE).map(|(_, it)| it.clone());
-        let cause = match recent {
-            Some(cause) => cause,
-            None => match issuer.issue().await {
-                Ok(keys) => {
-                    *state = Issued { keys: Some(keys.clone()), failure: None };
-                    return Ok(keys);
-                }
-                Err(error) => {
-                    let (cause, issuer) = (Arc::new(error), issuer.name());
-                    tracing::warn!(issuer, error = %Chain(&cause), "the driver's credentials were not renewed");
-                    state.failure = Some((Instant::now(), cause.clone()));
-                    cause
-                }
-            },
-        };
-        match state.keys.as_ref().filter(|it| now < it.expires) {
-            Some(keys) => Ok(keys.clone()),
-            None => Err(DriverCredentialsError::Issuer { issuer: issuer.name(), cause }),
-        }
+        let issued = self.issued.current("the driver", issuer.issue()).await;
+        issued.map_err(|cause| DriverCredentialsError::Issuer { issuer: issuer.name(), cause })
     }
 
     /// Renews temporary keys for the life of the program. `observe` learns when the present ones expire; returns at once for keys that
@@ -150,11 +111,11 @@ impl DriverCredentials {
         let CredentialSource::Issuer(issuer) = &self.source else { return };
         loop {
             let renewed = self.issue(issuer).await;
-            let expires = self.issued.lock().await.keys.as_ref().map(|it| it.expires);
+            let expires = self.issued.expiry().await;
             observe(expires);
             let until = |time: SystemTime| time.duration_since(SystemTime::now()).unwrap_or_default();
             let pause = match renewed {
-                Ok(keys) if !until(renewal(&keys)).is_zero() => until(renewal(&keys)),
+                Ok(keys) if !until(keys.renewal()).is_zero() => until(keys.renewal()),
                 Ok(_) | Err(_) => RETRY_PERIOD,
             };
             // The end of keys that cannot be renewed is observed when it comes.
@@ -162,12 +123,6 @@ impl DriverCredentials {
             tokio::time::sleep(pause.min(end + FAILURE_PAUSE)).await;
         }
     }
-}
-
-/// When to ask for the next keys.
-fn renewal(keys: &TemporaryKeys) -> SystemTime {
-    let lifetime = keys.expires.duration_since(keys.issued).unwrap_or_default();
-    keys.expires - (lifetime / 4).min(LONGEST_MARGIN)
 }
 
 /// The files of a mounted Secret. One that does not exist is an empty directory.
@@ -213,6 +168,8 @@ fn read_file(path: &Path) -> Result<Option<Secret<String>>, DriverCredentialsErr
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
+
+    use s3csi_core::chain::Chain;
 
     use super::*;
 
@@ -281,18 +238,5 @@ mod tests {
         fs::write(directory.path().join("config"), "[profile ours]\naws_access_key_id=a\naws_secret_access_key=b\n")
             .unwrap();
         check(&credentials, Some("a"));
-    }
-
-    #[test]
-    fn keys_are_renewed_in_time() {
-        let check = |lifetime: u64, margin: u64| {
-            let issued = SystemTime::now();
-            let expires = issued + Duration::from_secs(lifetime);
-            let keys = TemporaryKeys { keys: Keys::driver("a", "b", None).unwrap(), issued, expires };
-            assert_eq!(expires.duration_since(renewal(&keys)).unwrap(), Duration::from_secs(margin));
-        };
-        check(900, 225);
-        check(3600, 900);
-        check(43200, 900);
     }
 }

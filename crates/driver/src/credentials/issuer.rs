@@ -22,6 +22,10 @@ const METADATA_TOKEN_SECONDS: &str = "21600";
 /// In AWS's log of assumed roles.
 const ROLE_SESSION_NAME: &str = "s3csi";
 
+/// Issuers as messages name them.
+pub const SECURITY_TOKEN_SERVICE: &str = "the security token service";
+pub const CONTAINER_AGENT: &str = "the agent for containers";
+
 /// As much of a message as helps.
 const LONGEST_MESSAGE_CHARACTERS: usize = 300;
 
@@ -34,9 +38,16 @@ pub enum Issuer {
     /// The role of the instance that this program runs on.
     InstanceProfile { endpoint: String },
     /// The role that STS grants to the bearer of a token.
-    WebIdentity { sts: String, role: String, token_file: PathBuf, authorities: Option<PathBuf> },
+    WebIdentity { sts: SecurityTokenService, role: String, token_file: PathBuf },
     /// Pod Identity and its like.
     Container { url: String, token_file: Option<PathBuf> },
+}
+
+/// A security token service, and the file of certificates in PEM that are trusted beside the system's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SecurityTokenService {
+    pub url: String,
+    pub authorities: Option<PathBuf>,
 }
 
 /// Keys that expire.
@@ -102,25 +113,62 @@ impl Issuer {
     pub const fn name(&self) -> &'static str {
         match self {
             Self::InstanceProfile { .. } => "the instance metadata service",
-            Self::WebIdentity { .. } => "the security token service",
-            Self::Container { .. } => "the agent for containers",
+            Self::WebIdentity { .. } => SECURITY_TOKEN_SERVICE,
+            Self::Container { .. } => CONTAINER_AGENT,
         }
     }
 
     /// Asks for keys.
     pub async fn issue(&self) -> Result<TemporaryKeys, IssuerError> {
-        let answer = match self {
-            Self::InstanceProfile { endpoint } => ask_instance_metadata(endpoint.trim_end_matches('/')).await?,
-            Self::WebIdentity { sts, role, token_file, authorities } => {
-                let token = read_token(token_file)?;
-                return assume_role(sts, role, &token, authorities.as_deref()).await;
+        match self {
+            Self::InstanceProfile { endpoint } => {
+                read_json(&ask_instance_metadata(endpoint.trim_end_matches('/')).await?)
             }
-            Self::Container { url, token_file } => ask_container_agent(url, token_file.as_deref()).await?,
-        };
-        let malformed = |_| IssuerError::Malformed { problem: "it is not the JSON of credentials" };
-        let IssuedJson { access_key_id, secret_access_key, token, expiration } =
-            serde_json::from_str(answer.body.expose()).map_err(malformed)?;
-        check(&access_key_id, &secret_access_key, &token, &expiration)
+            Self::WebIdentity { sts, role, token_file } => {
+                sts.assume_role(role, ROLE_SESSION_NAME, &read_token(token_file)?).await
+            }
+            Self::Container { url, token_file } => {
+                let token = token_file.as_deref().map(read_token).transpose()?;
+                ask_container_agent(url, token.as_ref()).await
+            }
+        }
+    }
+}
+
+impl SecurityTokenService {
+    /// Without a URL that of AWS in this region.
+    pub fn new(url: Option<String>, region: Option<&str>, authorities: Option<PathBuf>) -> Self {
+        let url = url.unwrap_or_else(|| match region {
+            None | Some("") => "https://sts.amazonaws.com".to_owned(),
+            Some(region) => format!("https://sts.{region}.amazonaws.com"),
+        });
+        Self { url, authorities }
+    }
+
+    /// `AssumeRoleWithWebIdentity`: the token is the proof, so the request is not signed. `session` is shown in the log of the service.
+    pub async fn assume_role(
+        &self,
+        role: &str,
+        session: &str,
+        token: &Secret<String>,
+    ) -> Result<TemporaryKeys, IssuerError> {
+        let encode = |it: &str| utf8_percent_encode(it, NON_ALPHANUMERIC).to_string();
+        let (role, session, encoded) = (encode(role), encode(session), Secret::new(encode(token.expose())));
+        let body = format!(
+            "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleSessionName={session}&RoleArn={role}\
+             &WebIdentityToken={}",
+            encoded.expose(),
+        );
+        let headers = [("content-type", "application/x-www-form-urlencoded"), ("accept", "application/xml")];
+        let request = IssuerRequest { method: "POST", url: &self.url, headers: &headers, body };
+        let answer = http::send(request, self.authorities.as_deref()).await;
+        let answer = answer.map_err(|cause| IssuerError::Http { cause })?;
+        let answer = accepted(answer, &[token.expose(), encoded.expose()])?;
+        let find = |name| element(answer.body.expose(), name);
+        let incomplete = || IssuerError::Malformed { problem: "it lacks a part of the credentials" };
+        let (id, key) = find("AccessKeyId").zip(find("SecretAccessKey")).ok_or_else(incomplete)?;
+        let (token, expiration) = find("SessionToken").zip(find("Expiration")).ok_or_else(incomplete)?;
+        check(&id, &key, &token, &expiration)
     }
 }
 
@@ -166,40 +214,15 @@ async fn ask_instance_metadata(endpoint: &str) -> Result<IssuerResponse, IssuerE
     accepted(answer, &[session.expose().as_str()])
 }
 
-async fn ask_container_agent(url: &str, token_file: Option<&Path>) -> Result<IssuerResponse, IssuerError> {
+/// Keys for the bearer of this token, from the agent for containers.
+pub async fn ask_container_agent(url: &str, token: Option<&Secret<String>>) -> Result<TemporaryKeys, IssuerError> {
     if !is_safe_for_containers(url) {
         return Err(IssuerError::Insecure { url: url.to_owned() });
     }
-    let token = token_file.map(read_token).transpose()?;
     let headers: Vec<_> = token.iter().map(|it| ("authorization", it.expose().as_str())).collect();
     let request = IssuerRequest { method: "GET", url, headers: &headers, body: String::new() };
     let answer = http::send(request, None).await.map_err(|cause| IssuerError::Http { cause })?;
-    accepted(answer, &token.iter().map(|it| it.expose().as_str()).collect::<Vec<_>>())
-}
-
-/// `AssumeRoleWithWebIdentity`: the token is the proof, so the request is not signed.
-async fn assume_role(
-    sts: &str,
-    role: &str,
-    token: &Secret<String>,
-    authorities: Option<&Path>,
-) -> Result<TemporaryKeys, IssuerError> {
-    let encode = |it: &str| utf8_percent_encode(it, NON_ALPHANUMERIC).to_string();
-    let (role, encoded) = (encode(role), Secret::new(encode(token.expose())));
-    let body = format!(
-        "Action=AssumeRoleWithWebIdentity&Version=2011-06-15&RoleSessionName={ROLE_SESSION_NAME}&RoleArn={role}\
-         &WebIdentityToken={}",
-        encoded.expose(),
-    );
-    let headers = [("content-type", "application/x-www-form-urlencoded"), ("accept", "application/xml")];
-    let request = IssuerRequest { method: "POST", url: sts, headers: &headers, body };
-    let answer = http::send(request, authorities).await.map_err(|cause| IssuerError::Http { cause })?;
-    let answer = accepted(answer, &[token.expose(), encoded.expose()])?;
-    let find = |name| element(answer.body.expose(), name);
-    let incomplete = || IssuerError::Malformed { problem: "it lacks a part of the credentials" };
-    let (id, key) = find("AccessKeyId").zip(find("SecretAccessKey")).ok_or_else(incomplete)?;
-    let (token, expiration) = find("SessionToken").zip(find("Expiration")).ok_or_else(incomplete)?;
-    check(&id, &key, &token, &expiration)
+    read_json(&accepted(answer, &token.iter().map(|it| it.expose().as_str()).collect::<Vec<_>>())?)
 }
 
 async fn send(request: IssuerRequest<'_>, authorities: Option<&Path>) -> Result<IssuerResponse, IssuerError> {
@@ -231,6 +254,13 @@ fn check(id: &str, key: &str, token: &str, expiration: &str) -> Result<Temporary
         return Err(IssuerError::Expired);
     }
     Ok(TemporaryKeys { keys, issued, expires })
+}
+
+fn read_json(answer: &IssuerResponse) -> Result<TemporaryKeys, IssuerError> {
+    let malformed = |_| IssuerError::Malformed { problem: "it is not the JSON of credentials" };
+    let IssuedJson { access_key_id, secret_access_key, token, expiration } =
+        serde_json::from_str(answer.body.expose()).map_err(malformed)?;
+    check(&access_key_id, &secret_access_key, &token, &expiration)
 }
 
 /// Read for every request: kubelet rotates tokens.

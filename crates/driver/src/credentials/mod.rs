@@ -3,9 +3,11 @@
 
 pub mod driver;
 mod http;
+mod issued;
 pub mod issuer;
 pub mod profile;
 mod timestamp;
+pub mod workload;
 
 use std::path::Path;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use s3csi_core::publish::{AccessMode, AccessType, RawCapability, RawPublish, SingleNodeVolumes};
+use s3csi_core::publish::{AccessMode, AccessType, RawCapability, RawPublish, SingleNodeVolumes, guard_tokens};
 use s3csi_core::secret::Secret;
 use tonic::{Request, Response, Status};
 
@@ -62,8 +62,9 @@ impl Service for NodeService {
                 volume_context,
                 ..
             } = request;
-            let context: BTreeMap<String, String> = volume_context.into_iter().collect();
-            let secrets = guarded(secrets);
+            let mut context: BTreeMap<String, String> = volume_context.into_iter().collect();
+            let mut secrets = guarded(secrets);
+            guard_tokens(&mut context, &mut secrets);
             let raw = RawPublish {
                 volume_id: &volume_id,
                 target_path: &target_path,

@@ -6,6 +6,7 @@ use s3csi_core::publish::InvalidPublish;
 use tonic::{Code, Status};
 
 use crate::credentials::driver::DriverCredentialsError;
+use crate::credentials::workload::WorkloadCredentialsError;
 use crate::node::assignment::AssignmentError;
 use crate::node::error::{PublishError, UnpublishError};
 use crate::node::health::HealthError;
@@ -22,6 +23,7 @@ pub fn of_publish(error: &PublishError) -> Status {
         }
         PublishError::NoDriverKeys { .. } => Code::Unauthenticated,
         PublishError::DriverKeys { cause, .. } => of_driver_credentials(cause),
+        PublishError::WorkloadKeys { cause, .. } => of_workload_credentials(cause),
         PublishError::Credentials { .. }
         | PublishError::EngineDirectory { .. }
         | PublishError::Look { .. }
@@ -49,9 +51,23 @@ pub fn of_driver_credentials(error: &DriverCredentialsError) -> Code {
     }
 }
 
+fn of_workload_credentials(error: &WorkloadCredentialsError) -> Code {
+    match error {
+        WorkloadCredentialsError::Issuer { cause, .. } if cause.is_transient() => Code::Unavailable,
+        WorkloadCredentialsError::ServiceAccount { .. } => Code::Unavailable,
+        WorkloadCredentialsError::Issuer { .. }
+        | WorkloadCredentialsError::Disabled
+        | WorkloadCredentialsError::Malformed
+        | WorkloadCredentialsError::NoToken { .. }
+        | WorkloadCredentialsError::OtherSubject { .. }
+        | WorkloadCredentialsError::Annotation { .. }
+        | WorkloadCredentialsError::NoRole { .. } => Code::Unauthenticated,
+    }
+}
+
 fn of_invalid(invalid: &InvalidPublish) -> Code {
     match invalid {
-        InvalidPublish::Credentials { .. } => Code::Unauthenticated,
+        InvalidPublish::Credentials { .. } | InvalidPublish::Token { .. } => Code::Unauthenticated,
         InvalidPublish::VolumeIdMissing
         | InvalidPublish::BucketNameMissing
         | InvalidPublish::BucketName { .. }
@@ -69,6 +85,7 @@ fn of_invalid(invalid: &InvalidPublish) -> Code {
         | InvalidPublish::Endpoint { .. }
         | InvalidPublish::EndpointWithoutSecret
         | InvalidPublish::FsGroup { .. }
+        | InvalidPublish::RoleArn { .. }
         | InvalidPublish::AuthenticationSource { .. } => Code::InvalidArgument,
     }
 }

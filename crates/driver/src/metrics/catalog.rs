@@ -5,7 +5,7 @@ use prometheus_client::registry::Unit;
 use super::{Description, MetricType, Program};
 
 /// Every metric of every program.
-pub const ALL: [&Description; 22] = [
+pub const ALL: [&Description; 23] = [
     &API_REQUESTS,
     &PUBLISH_DURATION,
     &UNPUBLISH_DURATION,
@@ -16,6 +16,7 @@ pub const ALL: [&Description; 22] = [
     &ENGINE_STALLS,
     &CREDENTIALS_AGE,
     &CREDENTIALS_EXPIRY,
+    &WORKLOAD_CREDENTIALS_EXPIRY,
     &REGISTERED,
     &TAINTS_REMOVED,
     &EVENTS,
@@ -118,6 +119,15 @@ pub const CREDENTIALS_EXPIRY: Description = Description {
     labels: &[],
     of: Program::Node,
     help: "When the driver's temporary credentials expire, in seconds since 1970; 0 if they are static",
+};
+
+pub const WORKLOAD_CREDENTIALS_EXPIRY: Description = Description {
+    name: "s3csi_workload_credentials_expiry_timestamp",
+    metric_type: MetricType::Gauge,
+    unit: Some(Unit::Seconds),
+    labels: &[],
+    of: Program::Node,
+    help: "When the first of the keys expires that were issued for service accounts of workloads (`authenticationSource: pod`), in seconds since 1970; 0 if there are none",
 };
 
 pub const REGISTERED: Description = Description {

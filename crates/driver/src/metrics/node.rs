@@ -28,6 +28,7 @@ pub struct NodeMetrics {
     engine_stalls: Histogram,
     credentials_age: Gauge<f64, AtomicU64>,
     credentials_expiry: Gauge,
+    workload_credentials_expiry: Gauge,
     registered: Gauge,
     taints_removed: Counter,
     events: Family<One, Counter>,
@@ -56,6 +57,11 @@ impl NodeMetrics {
             engine_stalls: register(&mut registry, &catalog::ENGINE_STALLS, durations()),
             credentials_age: register(&mut registry, &catalog::CREDENTIALS_AGE, Gauge::default()),
             credentials_expiry: register(&mut registry, &catalog::CREDENTIALS_EXPIRY, Gauge::default()),
+            workload_credentials_expiry: register(
+                &mut registry,
+                &catalog::WORKLOAD_CREDENTIALS_EXPIRY,
+                Gauge::default(),
+            ),
             registered: register(&mut registry, &catalog::REGISTERED, Gauge::default()),
             taints_removed: register(&mut registry, &catalog::TAINTS_REMOVED, Counter::default()),
             events: register(&mut registry, &catalog::EVENTS, Family::default()),
@@ -114,8 +120,12 @@ impl NodeMetrics {
     }
 
     pub fn credentials_expire(&self, at: SystemTime) {
-        let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        self.credentials_expiry.set(seconds.try_into().unwrap_or(i64::MAX));
+        self.credentials_expiry.set(unix_seconds(at));
+    }
+
+    /// The first of them; `None` if no workload has keys of its own.
+    pub fn workload_credentials_expire(&self, at: Option<SystemTime>) {
+        self.workload_credentials_expiry.set(at.map_or(0, unix_seconds));
     }
 
     pub fn registered(&self, is_registered: bool) {
@@ -149,6 +159,11 @@ impl EventOutcome {
             Self::Failed => "failed",
         }
     }
+}
+
+fn unix_seconds(time: SystemTime) -> i64 {
+    let seconds = time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    seconds.try_into().unwrap_or(i64::MAX)
 }
 
 fn observe(

@@ -13,13 +13,15 @@ use tokio::runtime::Handle;
 use super::error::PublishError;
 use crate::credentials;
 use crate::credentials::driver::DriverCredentials;
+use crate::credentials::workload::WorkloadCredentials;
 use crate::host::FuseOptions;
 
 /// The settings that all engines of this node share.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct EngineConfig {
     pub settings: DriverSettings,
     pub driver_credentials: Arc<DriverCredentials>,
+    pub workload_credentials: Arc<WorkloadCredentials>,
     pub kubernetes_version: Option<String>,
     /// Waits for issuers of keys.
     pub runtime: Handle,
@@ -45,6 +47,10 @@ impl EngineConfig {
                 let missing = || PublishError::NoDriverKeys { bucket: bucket() };
                 let current = self.runtime.block_on(self.driver_credentials.current());
                 current.map_err(unusable)?.ok_or_else(missing)
+            }
+            Identity::Workload(workload) => {
+                let current = self.runtime.block_on(self.workload_credentials.current(workload));
+                current.map(|it| it.keys).map_err(|cause| PublishError::WorkloadKeys { bucket: bucket(), cause })
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use s3csi_core::limits::InvalidLimit;
@@ -13,6 +14,7 @@ use super::assignment::AssignmentError;
 use super::source::SourceError;
 use super::strategies::systemd::UnitError;
 use crate::credentials::driver::DriverCredentialsError;
+use crate::credentials::workload::WorkloadCredentialsError;
 use crate::host::{HostError, Probe, SafeDirError};
 
 /// The error output of an engine in one of our messages: enough for the cause, too short for a log.
@@ -44,6 +46,13 @@ pub enum PublishError {
         bucket: String,
         #[source]
         cause: DriverCredentialsError,
+    },
+
+    #[error("Could not mount {bucket:?}: the Pod's own identity gives no credentials")]
+    WorkloadKeys {
+        bucket: String,
+        #[source]
+        cause: Arc<WorkloadCredentialsError>,
     },
 
     #[error(

@@ -38,6 +38,7 @@ use self::reporter::{MountOutcome, PublishedVolume, Reporter};
 use self::strategies::{PublishOutcome, Strategies, Strategy};
 use self::timing::CallTimer;
 use crate::api::recorder::{EventType, PodReference};
+use crate::credentials::workload::WorkloadCredentials;
 use crate::host::Host;
 use crate::keyed_locks::KeyedLocks;
 
@@ -61,6 +62,7 @@ pub struct Node {
     strategies: Strategies,
     targets: KeyedLocks,
     reporter: Arc<Reporter>,
+    workload_credentials: Arc<WorkloadCredentials>,
     fallback: SecretFallback,
 }
 
@@ -73,8 +75,14 @@ impl Node {
         }
     }
 
-    pub fn new(strategies: Strategies, reporter: Arc<Reporter>, fallback: SecretFallback) -> Self {
-        Self { host: strategies.host.clone(), strategies, targets: KeyedLocks::default(), reporter, fallback }
+    pub fn new(
+        strategies: Strategies,
+        reporter: Arc<Reporter>,
+        workload_credentials: Arc<WorkloadCredentials>,
+        fallback: SecretFallback,
+    ) -> Self {
+        let (host, targets) = (strategies.host.clone(), KeyedLocks::default());
+        Self { host, strategies, targets, reporter, workload_credentials, fallback }
     }
 
     pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant, timer: &CallTimer) -> Result<(), PublishError> {
@@ -87,10 +95,18 @@ impl Node {
         let bucket = publish.bucket.to_string();
         let ignored = policy::removed(&publish.arguments);
         let has_fallen_back = publish.has_fallen_back();
-        let authentication = publish.identity.source();
+        let identity = publish.identity.clone();
         let PublishOutcome { mounted, source } = self.strategies.publish(publish, raw, deadline, timer)?;
         let served_by = strategies::describe_server(source.as_deref());
-        let published = PublishedVolume { workload, volume, bucket, source, authentication, refreshed: Instant::now() };
+        let published = PublishedVolume {
+            workload,
+            volume,
+            bucket,
+            source,
+            authentication: identity.source(),
+            refreshed: Instant::now(),
+            expires: identity.workload().and_then(|it| self.workload_credentials.expiry(it)),
+        };
         self.reporter.published(&target, published, mounted, &served_by);
         if mounted == MountOutcome::AlreadyMounted {
             return Ok(());

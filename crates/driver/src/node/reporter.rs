@@ -22,6 +22,14 @@ const DRIVER_CREDENTIALS_EXPIRED: &str = "DriverCredentialsExpired";
 const DRIVER_CREDENTIALS_EXPIRED_NOTE: &str =
     "the driver's temporary credentials have expired and cannot be renewed; the log of the node plugin has the cause";
 
+/// The same for those of a workload's own identity.
+const WORKLOAD_CREDENTIALS_EXPIRED: &str = "WorkloadCredentialsExpired";
+const WORKLOAD_CREDENTIALS_EXPIRED_NOTE: &str = "the temporary credentials of the Pod's service account have expired and were not \
+    renewed; the log of the node plugin has the cause";
+
+/// How often expired credentials of workloads are looked for.
+const EXPIRY_PERIOD: Duration = Duration::from_secs(10);
+
 pub struct Reporter {
     metrics: Arc<NodeMetrics>,
     recorder: EventRecorder,
@@ -45,6 +53,8 @@ pub struct PublishedVolume {
     pub authentication: AuthenticationSource,
     /// When its credentials were last written.
     pub refreshed: Instant,
+    /// When the keys of the workload's own identity expire that it got last.
+    pub expires: Option<SystemTime>,
 }
 
 /// How a publish left the target.
@@ -234,8 +244,26 @@ impl Reporter {
         }
     }
 
-    /// Updates the metric for the age of credentials.
+    /// Reports keys of workloads that expired, because kubelet's calls brought no others, for the life of the program.
+    pub async fn watch_expiry_forever(self: Arc<Self>) {
+        let mut pace = tokio::time::interval(EXPIRY_PERIOD);
+        loop {
+            pace.tick().await;
+            let now = SystemTime::now();
+            let is_expired = |it: &&PublishedVolume| it.expires.is_some_and(|expires| expires <= now);
+            let expired: Vec<_> = self.published.lock().values().filter(is_expired).cloned().collect();
+            for volume in &expired {
+                let (severity, reason) = (EventType::Warning, WORKLOAD_CREDENTIALS_EXPIRED);
+                let note = format!("bucket {:?}: {WORKLOAD_CREDENTIALS_EXPIRED_NOTE}", volume.bucket);
+                self.record(volume, EventDetails { severity, reason, subject: volume.volume.clone(), note });
+            }
+        }
+    }
+
+    /// Updates the metrics for the age and the expiry of credentials.
     pub fn measure(&self) {
+        let first = self.published.lock().values().filter_map(|it| it.expires).min();
+        self.metrics.workload_credentials_expire(first);
         let oldest = self.published.lock().values().map(|it| it.refreshed).min();
         self.metrics.credentials_aged(oldest.map_or(Duration::ZERO, |it| it.elapsed()));
     }

@@ -5,6 +5,7 @@ mod chart;
 mod install;
 mod monitoring;
 mod objects;
+mod pod_identity;
 mod programs;
 mod schema;
 mod takeover;

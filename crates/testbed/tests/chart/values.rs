@@ -9,7 +9,7 @@ use crate::chart::{self, Setting, directory, helm, read, render, render_text, te
 use crate::schema::Schema;
 
 /// What must be set before these values can have a meaning.
-const PREREQUISITES: [(&str, &str, &str); 23] = [
+const PREREQUISITES: [(&str, &str, &str); 30] = [
     ("mounter.", "strategy", "daemon"),
     ("systemd.", "strategy", "systemd"),
     ("initContainer.", "strategy", "systemd"),
@@ -33,6 +33,13 @@ const PREREQUISITES: [(&str, &str, &str); 23] = [
     ("credentials.webIdentity.", "credentials.source", "webIdentity"),
     ("credentials.webIdentity.", "credentials.webIdentity.roleArn", "arn:aws:iam::1:role/one"),
     ("credentials.container.", "credentials.source", "container"),
+    ("podIdentity.audience", "podIdentity.enabled", "true"),
+    ("podIdentity.expirationSeconds", "podIdentity.enabled", "true"),
+    ("podIdentity.stsEndpointUrl", "podIdentity.enabled", "true"),
+    ("podIdentity.serviceAccountRoles", "podIdentity.enabled", "true"),
+    ("podIdentity.roleArn", "podIdentity.enabled", "true"),
+    ("podIdentity.agent.", "podIdentity.enabled", "true"),
+    ("podIdentity.agent.audience", "podIdentity.agent.url", "http://127.0.0.1/v1"),
 ];
 
 fn prerequisites(path: &str) -> Vec<Setting<'static>> {
