@@ -4,9 +4,15 @@ use std::sync::{Arc, RwLock};
 
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::{S3Auth, SecretKey};
-use s3s::{S3Result, s3_error};
+use s3s::dto::{
+    AbortMultipartUploadInput, CompleteMultipartUploadInput, CreateMultipartUploadInput, DeleteObjectInput,
+    GetObjectAttributesInput, GetObjectInput, HeadBucketInput, HeadObjectInput, ListMultipartUploadsInput,
+    ListObjectsInput, ListObjectsV2Input, PutObjectInput, UploadPartInput,
+};
+use s3s::{S3Request, S3Result, s3_error};
 
 use crate::data::Data;
+use crate::tenants::NamesBucket;
 
 /// Looks accounts and owners up in the live data, so that both may change while the server runs.
 #[derive(Clone)]
@@ -39,12 +45,75 @@ impl S3Access for Accounts {
             None => Ok(()),
         }
     }
+
+    async fn abort_multipart_upload(&self, request: &mut S3Request<AbortMultipartUploadInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn complete_multipart_upload(&self, request: &mut S3Request<CompleteMultipartUploadInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn create_multipart_upload(&self, request: &mut S3Request<CreateMultipartUploadInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn delete_object(&self, request: &mut S3Request<DeleteObjectInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn get_object(&self, request: &mut S3Request<GetObjectInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn get_object_attributes(&self, request: &mut S3Request<GetObjectAttributesInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn head_bucket(&self, request: &mut S3Request<HeadBucketInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn head_object(&self, request: &mut S3Request<HeadObjectInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn list_multipart_uploads(&self, request: &mut S3Request<ListMultipartUploadsInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn list_objects(&self, request: &mut S3Request<ListObjectsInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn list_objects_v2(&self, request: &mut S3Request<ListObjectsV2Input>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn put_object(&self, request: &mut S3Request<PutObjectInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+
+    async fn upload_part(&self, request: &mut S3Request<UploadPartInput>) -> S3Result<()> {
+        self.find_bucket(request)
+    }
+}
+
+impl Accounts {
+    /// Names the bucket that the acting account means.
+    fn find_bucket<I: NamesBucket>(&self, request: &mut S3Request<I>) -> S3Result<()> {
+        let access_key = request.credentials.as_ref().map(|it| it.access_key.clone()).unwrap_or_default();
+        let data = self.0.read().map_err(|_| s3_error!(InternalError))?;
+        let bucket = request.input.bucket();
+        *bucket = data.stored_name(data.account_of(&access_key), bucket);
+        Ok(())
+    }
 }
 
 impl Data {
     /// A bucket that does not exist is allowed here: the operation knows the better answer.
     pub fn allow(&self, access_key: &str, bucket: &str) -> S3Result<()> {
-        match self.buckets.get(bucket) {
+        match self.buckets.get(&self.stored_name(access_key, bucket)) {
             Some(it) if it.owner != access_key => Err(s3_error!(AccessDenied, "Access Denied")),
             _ => Ok(()),
         }

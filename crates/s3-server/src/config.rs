@@ -1,10 +1,14 @@
 //! What a server is started with, and how it deviates from AWS on request.
 
+use std::net::Ipv4Addr;
+
 use crate::store::Account;
 
 /// What a server is started with.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// Where it listens.
+    pub address: Ipv4Addr,
     /// 0 lets the kernel choose.
     pub port: u16,
     /// The first one is the account that tests use when they do not care.
@@ -55,6 +59,7 @@ pub enum TaggingSupport {
 impl Default for Config {
     fn default() -> Self {
         Self {
+            address: Ipv4Addr::LOCALHOST,
             port: 0,
             accounts: vec![Account::named("testbed")],
             buckets: Vec::new(),

@@ -17,6 +17,7 @@ mod operations;
 mod server;
 mod sessions;
 pub mod store;
+mod tenants;
 #[cfg(test)]
 mod tests;
 mod upload;

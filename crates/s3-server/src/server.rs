@@ -1,7 +1,7 @@
 //! The running server: a thread and a runtime of its own, so that blocking tests may use it as well as async ones. It ends when its
 //! handle is dropped.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::TcpListener;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::thread::JoinHandle;
 
@@ -28,7 +28,7 @@ use crate::store::{Account, Store, StoreError};
 pub enum S3ServerError {
     #[error("an S3 server needs at least one account")]
     NoAccount,
-    #[error("failed to listen on port {port} of 127.0.0.1")]
+    #[error("failed to listen on port {port}")]
     Listen {
         port: u16,
         #[source]
@@ -71,7 +71,7 @@ impl S3Server {
 
     pub fn start_blocking(config: Config) -> Result<Self, S3ServerError> {
         // No `..`: a setting without a use does not compile.
-        let Config { port, accounts, buckets, transport, copy, rename, tagging } = config;
+        let Config { address, port, accounts, buckets, transport, copy, rename, tagging } = config;
         let account = accounts.first().cloned().ok_or(S3ServerError::NoAccount)?;
         let mut data = Data::default();
         for it in accounts {
@@ -93,7 +93,7 @@ impl S3Server {
         let front = HttpFrontend { service: builder.build(), faults: Arc::clone(&faults), tls };
 
         let listen = |cause| S3ServerError::Listen { port, cause };
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(listen)?;
+        let listener = TcpListener::bind((address, port)).map_err(listen)?;
         listener.set_nonblocking(true).map_err(listen)?;
         let port = listener.local_addr().map_err(listen)?.port();
 

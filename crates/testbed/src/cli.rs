@@ -1,6 +1,8 @@
 //! The command line of `s3csi-testbed`.
 
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -11,6 +13,7 @@ use s3csi_testbed::cluster::ControlPlane;
 use s3csi_testbed::demo::{self, Ending};
 use s3csi_testbed::kill_matrix::{page, work};
 use s3csi_testbed::steady_reader;
+use s3csi_testbed::workload_identity::IssuingStore;
 
 /// Parts of the s3csi testbed, one by one. Never shipped.
 #[derive(Parser)]
@@ -28,6 +31,9 @@ enum Command {
     S3(S3),
     /// Serve the Kubernetes API (etcd and an API server, no node) until interrupted.
     ControlPlane,
+    /// Serve S3 and a security token service for service accounts of a cluster; tests start it.
+    #[command(hide = true)]
+    IssuingStore(IssuingStoreArgs),
     /// Read a file all the time until the standard input is closed; tests start it.
     #[command(hide = true)]
     SteadyReader(SteadyReader),
@@ -36,6 +42,15 @@ enum Command {
     SteadyWork(SteadyWork),
     /// Write docs/reliability-matrix.md from the results of a whole run of the kill matrix.
     KillMatrix(KillMatrix),
+}
+
+#[derive(Parser)]
+struct IssuingStoreArgs {
+    address: Ipv4Addr,
+    /// The socket of the API server.
+    api: PathBuf,
+    lifetime_seconds: u64,
+    buckets: Vec<String>,
 }
 
 #[derive(Parser)]
@@ -91,6 +106,7 @@ impl Cli {
             Command::Demo(Demo { keep }) => demo::run(if keep { Ending::Keep } else { Ending::CleanUp }),
             Command::S3(it) => it.run(),
             Command::ControlPlane => run_control_plane(),
+            Command::IssuingStore(it) => it.run(),
             Command::SteadyReader(SteadyReader { directory, name, files }) => {
                 Ok(steady_reader::run(&directory, &name, &files)?)
             }
@@ -99,6 +115,16 @@ impl Cli {
             }
             Command::KillMatrix(KillMatrix { results, page }) => Ok(page::write(&results, &page)?),
         }
+    }
+}
+
+impl IssuingStoreArgs {
+    fn run(self) -> anyhow::Result<()> {
+        let Self { address, api, lifetime_seconds, buckets } = self;
+        let IssuingStore { store, issuer } =
+            &IssuingStore::start(address, &api, &buckets, Duration::from_secs(lifetime_seconds))?;
+        println!("ready http://{address}:{} http://{address}:{}", store.port(), issuer.port());
+        wait_for_the_end()
     }
 }
 

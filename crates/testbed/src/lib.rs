@@ -29,4 +29,5 @@ pub mod systemd;
 pub mod test_node;
 pub mod versitygw;
 pub mod wait;
+pub mod workload_identity;
 pub mod world;

@@ -18,5 +18,6 @@ mod repair;
 mod service;
 mod sharing;
 mod staging;
+mod workload_identity;
 mod world;
 mod wrong_input;

@@ -20,4 +20,5 @@ mod retire;
 mod staging;
 mod status;
 mod taint;
+mod workload_identity;
 mod world;

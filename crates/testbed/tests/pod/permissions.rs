@@ -24,7 +24,8 @@ const USER: &str = "system:serviceaccount:kube-system:s3-csi-driver-sa";
 
 /// What the chart makes for the node plugin's account.
 fn account() -> String {
-    chart::render_only(&["templates/node-account.yaml", "templates/node-admission.yaml"], &[]).unwrap()
+    let templates = ["templates/node-account.yaml", "templates/node-admission.yaml"];
+    chart::render_only(&templates, &[("podIdentity.enabled", json!(true))]).unwrap()
 }
 
 /// `verb group/resource`, with the subresource.
@@ -95,11 +96,13 @@ fn every_right_is_used_none_is_missing_and_other_nodes_are_out_of_reach() {
     world.runtime.block_on(world.cluster.create_node(&world.node_name, &["other", taint]));
 
     // Everything a node plugin ever does.
-    world.start_node();
+    let _issuer = world.start_with_identities(&["default"], Duration::from_hours(1));
     world.runtime.block_on(Kubelet::register(&world.plugin.registration_socket())).unwrap();
     let pod = world.serve(&[1]);
     world.publish(&world.volume(1));
     world.unpublish(&world.volume(1));
+    // No role is named, which the plugin finds out from the service account.
+    world.try_publish(&world.identity_volume(1, "default")).unwrap_err();
     let elsewhere = world.pod_name(2);
     world.runtime.block_on(world.cluster.create_pod(&elsewhere, None));
     world.assign(&elsewhere, &[2]);

@@ -12,4 +12,5 @@ mod recovery;
 mod sandbox;
 mod shutdown;
 mod supervision;
+mod workload_identity;
 mod world;
