@@ -27,6 +27,9 @@ pub const AGENT_AUDIENCE: &str = "agent.testbed";
 /// The teams, which are namespaces as well.
 pub const TEAMS: [&str; 2] = ["red", "blue"];
 
+/// The service account in the documents, which may have every role.
+const DOCUMENTED_ACCOUNT: &str = "robot";
+
 /// Every team's service account.
 pub const SERVICE_ACCOUNT: &str = "robot";
 
@@ -166,8 +169,10 @@ impl IssuingStore {
             for bucket in buckets {
                 add_team(&store, team, bucket);
             }
-            let (subject, role) = (subject("default", team), Some(role(team)));
-            trusts.push(Trust { subject, role, account: Account::named(team) });
+            for account in [team, DOCUMENTED_ACCOUNT] {
+                let (subject, role) = (subject("default", account), Some(role(team)));
+                trusts.push(Trust { subject, role, account: Account::named(team) });
+            }
         }
         let api = api.to_owned();
         issuer.trust(Box::new(move |token| review(&api, token)), &trusts);

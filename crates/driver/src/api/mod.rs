@@ -19,4 +19,4 @@ pub use attachment::{
 pub use metadata_keys::{MetadataKeys, is_label_value};
 pub use pod_condition::PodCondition;
 pub use pod_status::{MemoryKill, memory_kill, pod_problem};
-pub use service_account::{ROLE_ANNOTATION, role_annotation};
+pub use service_account::{ROLE_ANNOTATION, ServiceAccounts};

@@ -8,6 +8,7 @@ use kube::Client;
 use s3csi_core::role::RoleArn;
 
 use super::Switch;
+use crate::api::ServiceAccounts;
 use crate::credentials::issuer::SecurityTokenService;
 use crate::credentials::workload::{AgentSettings, PodIdentitySettings};
 
@@ -86,7 +87,7 @@ impl PodIdentityArgs {
             audience,
             default_role,
             agent: text(pod_identity_agent_url).map(|url| AgentSettings { url, audience: pod_identity_agent_audience }),
-            service_accounts: client.filter(|_| reads_service_accounts).cloned(),
+            service_accounts: client.filter(|_| reads_service_accounts).cloned().map(ServiceAccounts::new),
         }))
     }
 }

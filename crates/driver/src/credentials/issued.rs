@@ -32,7 +32,7 @@ impl<E> Default for IssuedKeys<E> {
     }
 }
 
-impl<E: Error + Send + Sync> IssuedKeys<E> {
+impl<E: Error + Send + Sync + 'static> IssuedKeys<E> {
     /// The issued keys, renewed by `ask` if it is time. Keys that have not expired outlive an issuer that is away or refuses.
     pub async fn current(
         &self,

@@ -2,11 +2,12 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use aws_sdk_s3::primitives::{DateTime, DateTimeFormat};
+use aws_smithy_types::DateTime;
+use aws_smithy_types::date_time::Format;
 
 /// `2030-01-31T23:59:59Z`, with or without a fraction of seconds. `None` for anything else, and for times before 1970.
 pub fn parse(text: &str) -> Option<SystemTime> {
-    let time = DateTime::from_str(text.trim(), DateTimeFormat::DateTimeWithOffset).ok()?;
+    let time = DateTime::from_str(text.trim(), Format::DateTimeWithOffset).ok()?;
     SystemTime::try_from(time).ok().filter(|it| *it >= UNIX_EPOCH)
 }
 

@@ -9,7 +9,6 @@ use std::time::SystemTime;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use kube::Client;
 use parking_lot::Mutex;
 use s3csi_core::publish::{Grant, WorkloadIdentity};
 use s3csi_core::role::{InvalidRoleArn, RoleArn};
@@ -21,7 +20,7 @@ use super::issuer::{
     CONTAINER_AGENT, IssuerError, SECURITY_TOKEN_SERVICE, SecurityTokenService, TemporaryKeys, ask_container_agent,
 };
 use crate::api::call::CallError;
-use crate::api::{ROLE_ANNOTATION, role_annotation};
+use crate::api::{ROLE_ANNOTATION, ServiceAccounts};
 
 /// The limit of STS for the name of a session.
 const LONGEST_SESSION_NAME: usize = 64;
@@ -37,7 +36,7 @@ pub struct PodIdentitySettings {
     /// Where no role is named at all.
     pub agent: Option<AgentSettings>,
     /// Reads the roles of service accounts. `None`: only volumes and the default name roles.
-    pub service_accounts: Option<Client>,
+    pub service_accounts: Option<ServiceAccounts>,
 }
 
 /// The agent for containers, such as that of EKS Pod Identity.
@@ -158,8 +157,8 @@ impl PodIdentitySettings {
         let service_account = || workload.to_string();
         let annotated = match &self.service_accounts {
             None => None,
-            Some(client) => {
-                let read = role_annotation(client, &workload.namespace, &workload.service_account).await;
+            Some(accounts) => {
+                let read = accounts.role(&workload.namespace, &workload.service_account).await;
                 let failed =
                     |cause| WorkloadCredentialsError::ServiceAccount { service_account: service_account(), cause };
                 let invalid =

@@ -5,11 +5,11 @@ use serde_json::Value;
 
 use crate::world::{CLUSTER, eventually, in_peace, wait_for_pod};
 
-fn read(path: &str) -> String {
+pub fn read(path: &str) -> String {
     std::fs::read_to_string(workspace().join(path)).unwrap()
 }
 
-fn yaml_blocks(document: &str) -> impl Iterator<Item = &str> {
+pub fn yaml_blocks(document: &str) -> impl Iterator<Item = &str> {
     document.split("```yaml\n").skip(1).filter_map(|it| it.split_once("\n```")).map(|(block, _)| block)
 }
 
@@ -63,7 +63,9 @@ fn examples_of_the_documents_work() {
     documents.retain(|it| it.extension().is_some_and(|it| it == "md"));
     documents.sort();
     let texts: Vec<String> = documents.iter().map(|it| std::fs::read_to_string(it).unwrap()).collect();
-    let examples: Vec<&str> = texts.iter().flat_map(|it| yaml_blocks(it)).filter(|it| objects(it).is_some()).collect();
+    // The driver of these tests does not exchange tokens; `identity` tries such examples.
+    let is_tried = |it: &&str| objects(it).is_some() && !it.contains("authenticationSource: pod");
+    let examples: Vec<&str> = texts.iter().flat_map(|it| yaml_blocks(it)).filter(is_tried).collect();
     assert!(examples.len() > 2, "only {} examples were found", examples.len());
     for example in examples {
         try_out(example, || {});

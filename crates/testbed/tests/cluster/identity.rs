@@ -13,8 +13,10 @@ use s3csi_testbed::wait::wait_patiently_until;
 use s3csi_testbed::workload_identity::{AUDIENCE, TEAMS, role};
 use serde_json::{Value, json};
 
+use crate::examples::{read, yaml_blocks};
 use crate::world::{
-    CLUSTER, NODE, PATIENCE, Volume, Workload, engines_of, eventually, is_registered, objects, wait_for_rollout,
+    CLUSTER, NODE, PATIENCE, Volume, Workload, engines_of, eventually, is_registered, objects, wait_for_pod,
+    wait_for_rollout,
 };
 
 /// kubelet repeats its calls when a Pod is changed; the tests do that more often than this.
@@ -26,7 +28,7 @@ const STRATEGIES: [&str; 3] = ["pod", "daemon", "systemd"];
 static ISSUING_STORE: LazyLock<[String; 2]> = LazyLock::new(|| {
     let program = environment::product("s3csi-testbed").unwrap();
     let (api, output) = (CLUSTER.directory().join("api.sock"), CLUSTER.directory().join("issuing-store"));
-    let buckets = STRATEGIES.map(bucket).join(" ");
+    let buckets = STRATEGIES.map(bucket).join(" ") + " team-data";
     let script = format!(
         "setsid {} issuing-store 10.200.0.1 {} {} {buckets} </dev/null >{} 2>&1 &",
         program.display(),
@@ -215,9 +217,28 @@ fn check(strategy: &str) {
     eventually("the engines are gone", || engines_of(&bucket).is_empty());
 }
 
+/// The example of the documents, with the names of this cluster.
+fn check_documented_example(strategy: &str) {
+    let document = read("docs/credentials.md");
+    let example = yaml_blocks(&document).find(|it| it.contains("authenticationSource: pod")).unwrap();
+    let example = example
+        .replace("s3.csi.scality.com", &driver(strategy))
+        .replace("arn:aws:iam::123456789012:role/robot", &role("red"));
+    CLUSTER.apply(&example).unwrap();
+    wait_for_pod(&CLUSTER, "default", "robot");
+    eventually("the Pod has written its file with the keys of its role", || {
+        CLUSTER
+            .kubectl(&["exec", "robot", "--", "cat", "/data/hello.txt", "/data/whose"])
+            .is_ok_and(|it| it == "hello\nred")
+    });
+    CLUSTER.kubectl(&["delete", "pod", "robot", "--grace-period=1"]).unwrap();
+    CLUSTER.delete(&example).unwrap();
+}
+
 #[test]
 fn identities_of_workloads_with_strategy_pod() {
     check("pod");
+    check_documented_example("pod");
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn the_service_account_s_role_wins_and_the_volume_s_fills_its_absence() {
     world.check_nothing_mounted();
 }
 
-/// Neither the driver's keys nor a workload's can be renewed: who uses them is told when they have expired.
+/// Neither the driver's keys nor a workload's can be renewed: Events say so when they have expired.
 #[test]
 fn expired_credentials_are_an_event() {
     let fixture = Fixture::new("pod-identity-expired");

@@ -77,7 +77,7 @@ fn the_precedence_of_identities() {
                 assert!(error.is_about_credentials());
                 Chain(&error).to_string().split_once("came with the request: ").unwrap().1.to_owned()
             });
-            assert_eq!(found.as_ref().map(|it| *it).map_err(String::as_str), expected, "{source} {given:?}");
+            assert_eq!(found.as_ref().copied().map_err(String::as_str), expected, "{source} {given:?}");
         };
         check("driver", Ok("driver"));
         check(
