@@ -17,7 +17,7 @@ to those of kubelet. An Event that repeats is recorded once a minute; failures t
 ";
 
 /// Reason, what records it, meaning.
-const EVENTS: [(&str, &str, &str); 18] = [
+const EVENTS: [(&str, &str, &str); 19] = [
     ("MountpointPodAssigned", "controller", "a Mountpoint Pod serves the workload"),
     ("WaitingForMountpointPod", "controller", "the Mountpoint Pod does not run yet; the message names the reason"),
     (
@@ -43,6 +43,12 @@ const EVENTS: [(&str, &str, &str); 18] = [
         "DriverCredentialsExpired",
         "node",
         "the driver's temporary credentials have expired and cannot be renewed; the log of the node plugin has the cause",
+    ),
+    (
+        "WorkloadCredentialsExpired",
+        "node",
+        "the temporary credentials of the Pod's service account (`authenticationSource: pod`) have expired and were not renewed; the \
+         log of the node plugin has the cause",
     ),
     ("MountOptionIgnored", "node", "a mount option that only the driver sets; the bucket is mounted without it"),
     ("EngineResumed", "node", "an engine died and another one took over the same mount; open files stay valid"),
