@@ -46,6 +46,9 @@ BENCHMARKS := $(if $(findstring --quick,$(ARGS)),$(CACHE)/benchmarks-quick.md,do
 
 KILL_MATRIX := $(CACHE)/kill-matrix
 
+# ARGS="--only TEXT" runs a part and keeps the other results.
+COMPATIBILITY := $(CACHE)/compatibility
+
 IMAGE := $(CACHE)/image/s3csi.tar
 CLUSTER := $(CACHE)/cluster
 NODES ?= 2
@@ -158,6 +161,13 @@ kill-matrix: $(BUILT) ## End each part of the driver under each workload; writes
 	S3CSI_KILL_MATRIX=$(KILL_MATRIX) $(CARGO_TEST) --test systemd kill_matrix -- --nocapture
 	$(BINARIES)/s3csi-testbed kill-matrix $(KILL_MATRIX) docs/reliability-matrix.md
 
+compatibility: setup tools $(BUILT) ## Ordinary and larger programs, fio, stress-ng and pjdfstest, beside s3fs and rclone; writes docs/compatibility-programs.md; needs root (ARGS="--only TEXT": a part)
+	@scripts/peers.sh
+	@scripts/compatibility.sh
+	@scripts/tools.sh pjdfstest
+	@mkdir -p $(COMPATIBILITY)
+	$(ISOLATED) $(BINARIES)/s3csi-testbed compatibility $(ARGS) $(COMPATIBILITY)/results.json docs/compatibility-programs.md
+
 soak: $(BUILT) ## The kill matrix, the engine failover stress test with a hundred kills, a thousand publishes, a store that stalls for ten minutes, fsx for an hour, and a million cases of each parser's property tests; needs root
 	S3CSI_SOAK_KILLS=100 $(ISOLATED) $(CARGO_TEST) --test resume stress -- --nocapture
 	S3CSI_SOAK_MOVES=100 $(ISOLATED) $(CARGO_TEST) --test pod moves_leak
@@ -165,6 +175,7 @@ soak: $(BUILT) ## The kill matrix, the engine failover stress test with a hundre
 	$(MAKE) --no-print-directory IN_SUITE=yes kill-matrix
 	S3CSI_SOAK_STALL_SECONDS=600 $(ISOLATED) $(CARGO_TEST) --test cluster stalls -- --nocapture
 	S3CSI_FSX_SECONDS=3600 $(ISOLATED) $(CARGO_TEST) --test conformance fsx -- --nocapture
+	S3CSI_FSX_SECONDS=1800 $(ISOLATED) $(CARGO_TEST) --test resume fsx -- --nocapture
 	PROPTEST_CASES=$(or $(CASES),1000000) $(CARGO_TEST) --lib --bins -- $(PARSER_PROPERTIES)
 
 ##@ Measure and ship

@@ -2,7 +2,7 @@
 # Builds the programs that tests and lint use, pinned, once per version, into the user's cache:
 #   <cache>/s3csi/tools/<name>-<version>/<name>, linked as <cache>/s3csi/tools/bin/<name>
 # The other programs of its module and its chart are beside aws-s3-csi-driver and aws-s3-csi-driver-unchanged.
-# Usage: scripts/tools.sh [NAME…]   (without a name: all)
+# Usage: scripts/tools.sh [NAME…]   (without a name: all but the optional ones)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/narrate.sh
@@ -29,6 +29,11 @@ readonly TOOLS=(
   "aws-s3-csi-driver v1.15.0 github.com/awslabs/mountpoint-s3-csi-driver/cmd/aws-s3-csi-driver driver"
   # The same under its own name: tests upgrade from it with driverName=s3.csi.aws.com.
   "aws-s3-csi-driver-unchanged v1.15.0 github.com/awslabs/mountpoint-s3-csi-driver/cmd/aws-s3-csi-driver unchanged"
+)
+# Built only when they are named.
+readonly OPTIONAL_TOOLS=(
+  # Rules of POSIX for file systems, one by one: `make compatibility` runs it.
+  "pjdfstest 0.2.2 pjdfstest crate"
 )
 readonly ROOT=${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/tools
 
@@ -130,5 +135,12 @@ for tool in "${TOOLS[@]}"; do
     ensure_tool "$name" "$version" "$package" "$how"
   fi
   wanted=${wanted/ $name / }
+done
+for tool in "${OPTIONAL_TOOLS[@]}"; do
+  read -r name version package how <<<"$tool"
+  if [[ $wanted == *" $name "* ]]; then
+    ensure_tool "$name" "$version" "$package" "$how"
+    wanted=${wanted/ $name / }
+  fi
 done
 [[ -z ${wanted// /} ]] || fail "no such tool:${wanted% }"

@@ -14,6 +14,7 @@ use s3csi_s3_server::store::Store;
 use s3csi_testbed::environment;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::leftovers::mounts_beneath;
+use s3csi_testbed::peers::{self, PeerMount, RcloneCache};
 use s3csi_testbed::process::{Process, command};
 use s3csi_testbed::wait::wait_until;
 
@@ -23,6 +24,8 @@ pub enum S3FileSystem {
     OursWithTimeToLive,
     /// Ours, but the FUSE front of the library.
     LibraryFront,
+    /// Ours, without staged files and attributes.
+    OursSequential,
     S3fs,
     RcloneOff,
     RcloneFull,
@@ -38,6 +41,7 @@ impl S3FileSystem {
             Self::Ours => "mount-s3",
             Self::OursWithTimeToLive => "mount-s3, TTL 60 s",
             Self::LibraryFront => "mount-s3, front of the library",
+            Self::OursSequential => "mount-s3 --writes sequential --metadata refuse",
             Self::S3fs => "s3fs",
             Self::RcloneOff => "rclone off",
             Self::RcloneFull => "rclone full",
@@ -55,6 +59,7 @@ impl S3FileSystem {
             Self::Ours => "ours",
             Self::OursWithTimeToLive => "ours-ttl",
             Self::LibraryFront => "library",
+            Self::OursSequential => "ours-sequential",
             Self::S3fs => "s3fs",
             Self::RcloneOff => "rclone-off",
             Self::RcloneFull => "rclone-full",
@@ -71,8 +76,9 @@ impl S3FileSystem {
         disk_cache: DiskCache,
     ) -> anyhow::Result<Command> {
         let account = store.account();
+        let peer = PeerMount { store, endpoint, bucket: BUCKET, mount_point, cache };
         match self {
-            Self::Ours | Self::OursWithTimeToLive | Self::LibraryFront => {
+            Self::Ours | Self::OursWithTimeToLive | Self::LibraryFront | Self::OursSequential => {
                 let mut command = command(&environment::product("mount-s3")?);
                 command.arg(BUCKET).arg(mount_point).args(["--foreground", "--allow-delete", "--allow-overwrite"]);
                 command.args(["--force-path-style", "--endpoint-url", endpoint, "--region", store.region()]);
@@ -80,6 +86,9 @@ impl S3FileSystem {
                 command.env("AWS_EC2_METADATA_DISABLED", "true");
                 if self == Self::OursWithTimeToLive {
                     command.args(["--metadata-ttl", "60"]);
+                }
+                if self == Self::OursSequential {
+                    command.args(["--writes", "sequential", "--metadata", "refuse"]);
                 }
                 if disk_cache == DiskCache::On {
                     command.arg("--cache").arg(cache);
@@ -89,30 +98,9 @@ impl S3FileSystem {
                 }
                 Ok(command)
             }
-            Self::S3fs => {
-                let mut command = command(&environment::peer("s3fs")?);
-                command.arg(BUCKET).arg(mount_point).arg("-f");
-                command.arg("-o").arg(format!("url={endpoint},use_path_request_style,endpoint={}", store.region()));
-                command.arg("-o").arg(format!("tmpdir={}", cache.display()));
-                command.env("AWS_ACCESS_KEY_ID", &account.access_key).env("AWS_SECRET_ACCESS_KEY", &account.secret_key);
-                Ok(command)
-            }
-            Self::RcloneOff | Self::RcloneFull => {
-                let mut command = command(&environment::peer("rclone")?);
-                command.arg("mount").arg(format!(":s3:{BUCKET}")).arg(mount_point).arg("--cache-dir").arg(cache);
-                // An empty name: no configuration file, not even the user's.
-                command.args(["--config", ""]);
-                let mode: &[&str] = match self {
-                    Self::RcloneFull => &["--vfs-cache-mode", "full", "--vfs-write-back", "0s"],
-                    _ => &["--vfs-cache-mode", "off"],
-                };
-                command.args(mode).env("HOME", cache);
-                command.env("RCLONE_S3_PROVIDER", "Other").env("RCLONE_S3_ENDPOINT", endpoint);
-                command.env("RCLONE_S3_REGION", store.region()).env("RCLONE_S3_FORCE_PATH_STYLE", "true");
-                command.env("RCLONE_S3_ACCESS_KEY_ID", &account.access_key);
-                command.env("RCLONE_S3_SECRET_ACCESS_KEY", &account.secret_key);
-                Ok(command)
-            }
+            Self::S3fs => Ok(peers::s3fs(&peer)?),
+            Self::RcloneOff => Ok(peers::rclone(&peer, RcloneCache::Off)?),
+            Self::RcloneFull => Ok(peers::rclone(&peer, RcloneCache::Full)?),
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::verdicts::Verdicts;
 use crate::workload::{Better, Dataset, Measurement, Sizes};
 use s3csi_s3_server::store::Store as _;
 use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::peers::{rclone_version, s3fs_version};
 
 const ONE_WAY: Duration = Duration::from_millis(5);
 
@@ -66,8 +67,8 @@ pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> any
     });
     let programs = [
         machine::product_version("mount-s3")?,
-        machine::s3fs_version()?,
-        machine::rclone_version()?,
+        s3fs_version()?,
+        rclone_version()?,
         machine::tool_version("versitygw")?,
     ];
     let head = machine::describe(options, &programs);

@@ -54,17 +54,6 @@ pub fn systemd_version() -> String {
     first_line(Path::new("systemctl"), "--version")
 }
 
-pub fn s3fs_version() -> anyhow::Result<String> {
-    let line = first_line(&environment::peer("s3fs")?, "--version");
-    // `Amazon Simple Storage Service File System V1.90 (commit:…) with …`
-    let version = line.split_whitespace().find_map(|it| it.strip_prefix('V')).unwrap_or("of unknown version");
-    Ok(format!("s3fs {version}"))
-}
-
-pub fn rclone_version() -> anyhow::Result<String> {
-    Ok(first_line(&environment::peer("rclone")?, "version"))
-}
-
 /// A figure of `/proc/meminfo`.
 pub fn memory_kib(field: &str) -> u64 {
     let text = read("/proc/meminfo");

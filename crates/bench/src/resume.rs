@@ -1,5 +1,5 @@
-//! The resume benchmark: how long a mount stands still when its engine dies, against the engine's own start; and what our FUSE
-//! front costs beside the one of the library.
+//! The resume benchmark: how long a mount stands still when its engine dies, against the engine's own start; what our FUSE
+//! front costs beside the one of the library; and what the ability to stage files costs those who write sequentially.
 
 use std::fs;
 use std::os::fd::AsFd as _;
@@ -37,10 +37,35 @@ const FRONT_LIMIT: f64 = 0.97;
 /// What a standby needs to be prepared, several times over.
 const REST: Duration = Duration::from_secs(1);
 
-/// The tests that say something about the front; a listing is short and noisy.
-const TESTS: [Measurement; 5] =
-    [Measurement::Write, Measurement::Read, Measurement::CreateSmall, Measurement::ReadSmall, Measurement::Random];
-const FRONTS: [S3FileSystem; 2] = [S3FileSystem::Ours, S3FileSystem::LibraryFront];
+/// Ours and another variant of it, which are measured in turns.
+struct Pair {
+    title: &'static str,
+    other: S3FileSystem,
+    name_of_other: &'static str,
+    /// Those that say something about it; a listing is short and noisy.
+    tests: &'static [Measurement],
+}
+
+const FRONTS: Pair = Pair {
+    title: "front",
+    other: S3FileSystem::LibraryFront,
+    name_of_other: "the library's",
+    tests: &[
+        Measurement::Write,
+        Measurement::Read,
+        Measurement::CreateSmall,
+        Measurement::ReadSmall,
+        Measurement::Random,
+    ],
+};
+
+/// The fast path must not pay for files that are staged.
+const STREAMING: Pair = Pair {
+    title: "streaming",
+    other: S3FileSystem::OursSequential,
+    name_of_other: "sequential",
+    tests: &[Measurement::Write, Measurement::Read],
+};
 
 struct Plan {
     kills: usize,
@@ -74,23 +99,28 @@ pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> any
     let ground = Dataset { scratch: &scratch, content: Content::new() };
     ground.prepare(&plan.sizes)?;
     let stalls = measure_stalls(fixture, &scratch, &plan, progress)?;
-    let fronts = measure_fronts(fixture, &ground, &plan, progress)?;
+    let fronts = measure_pair(FRONTS, fixture, &ground, &plan, progress)?;
+    let streaming = measure_pair(STREAMING, fixture, &ground, &plan, progress)?;
     let mut verdicts = Verdicts::new(["this run"]);
     verdicts.add("pause, cold: p50 below 150 ms", [stalls.cold.median()], |it| it < COLD_LIMIT_MILLISECONDS);
     verdicts.add("pause, standby: p50 below 50 ms", [stalls.standby.median()], |it| it < STANDBY_LIMIT_MILLISECONDS);
     for (test, ratio) in fronts.ratios() {
         verdicts.add(&format!("front ÷ library, {test:?}: at least 0.97"), [ratio], |it| FRONT_LIMIT <= it);
     }
-    let text =
-        format!("## Resume\n\n{head}\n{EXPLANATION}\n\n{}\n{}\n{verdicts}", stalls.table(), fronts.table(&plan.sizes));
+    for (test, ratio) in streaming.ratios() {
+        verdicts.add(&format!("default ÷ sequential, {test:?}: at least 0.97"), [ratio], |it| FRONT_LIMIT <= it);
+    }
+    let tables = [fronts.table(&plan.sizes), streaming.table(&plan.sizes)].map(|it| it.to_string()).join("\n");
+    let text = format!("## Resume\n\n{head}\n{EXPLANATION}\n\n{}\n{tables}\n{verdicts}", stalls.table());
     Ok(Section { text, failures: Vec::new() })
 }
 
 const EXPLANATION: &str = "\
 How long one `stat` takes that is asked right after `kill -9` of the engine, in milliseconds, with an engine that has to be started
 first (*cold*) and with one that stands by; beside it *engine start*, an engine on a mount of its own until it answers. All of
-them in turns. Then the same engine with our FUSE front and with the library's, on fresh mounts, in turns; medians, and
-how many times better ours is.";
+them in turns. Then the same engine with our FUSE front and with the library's, and with the default options and with
+`--writes sequential --metadata refuse` (nothing is staged), on fresh mounts, in turns; medians, and how many times better the
+first is.";
 
 #[derive(Default)]
 struct Stalls {
@@ -211,18 +241,28 @@ fn request(scratch: &Scratch) -> MountRequest {
     }
 }
 
-/// The figures of both fronts, test by test.
-struct Fronts(Vec<(Measurement, [Samples; 2])>);
+/// The figures of a pair, test by test.
+struct PairFigures {
+    pair: Pair,
+    figures: Vec<(Measurement, [Samples; 2])>,
+}
 
-fn measure_fronts(fixture: &Fixture, ground: &Dataset<'_>, plan: &Plan, progress: &Progress) -> anyhow::Result<Fronts> {
-    let mut fronts = Fronts(Vec::new());
-    for test in TESTS {
+fn measure_pair(
+    pair: Pair,
+    fixture: &Fixture,
+    ground: &Dataset<'_>,
+    plan: &Plan,
+    progress: &Progress,
+) -> anyhow::Result<PairFigures> {
+    let clients = [S3FileSystem::Ours, pair.other];
+    let mut all = Vec::new();
+    for test in pair.tests {
         let mut figures = [Samples::default(), Samples::default()];
         for round in 0..plan.rounds {
             // Each is the first one as often as the other.
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
             for index in order {
-                let name = format!("front-{test:?}-{index}-{round}").to_lowercase();
+                let name = format!("{}-{test:?}-{index}-{round}", pair.title).to_lowercase();
                 let endpoint = ground.scratch.store().endpoint();
                 let mounting = MountSettings {
                     fixture,
@@ -231,35 +271,36 @@ fn measure_fronts(fixture: &Fixture, ground: &Dataset<'_>, plan: &Plan, progress
                     name: &name,
                     disk_cache: DiskCache::Off,
                 };
-                let mounted = MountedFileSystem::start(FRONTS[index], &mounting)?;
-                let figure = ground.run(test, &plan.sizes, &mounted, &name);
+                let mounted = MountedFileSystem::start(clients[index], &mounting)?;
+                let figure = ground.run(*test, &plan.sizes, &mounted, &name);
                 mounted.stop()?;
                 fs::remove_dir_all(ground.scratch.cache(&name)?).context("failed to remove the client's cache")?;
                 figures[index].add(figure?);
             }
         }
-        let [ours, library] = figures.each_ref().map(|it| figure_or_dash(it.median()));
-        progress.say(&format!("{}: {ours} with our front, {library} with the library's", test.title(&plan.sizes)));
-        fronts.0.push((test, figures));
+        let [ours, other] = figures.each_ref().map(|it| figure_or_dash(it.median()));
+        let what = test.title(&plan.sizes);
+        progress.say(&format!("{}, {what}: {ours} ours, {other} {}", pair.title, pair.name_of_other));
+        all.push((*test, figures));
     }
-    Ok(fronts)
+    Ok(PairFigures { pair, figures: all })
 }
 
-impl Fronts {
+impl PairFigures {
     fn ratios(&self) -> impl Iterator<Item = (Measurement, Option<f64>)> {
-        self.0.iter().map(|(test, [ours, library])| {
-            let medians = ours.median().zip(library.median());
-            let ratio = medians.map(|(ours, library)| match test.better() {
-                Better::Higher => ours / library,
-                Better::Lower => library / ours,
+        self.figures.iter().map(|(test, [ours, other])| {
+            let medians = ours.median().zip(other.median());
+            let ratio = medians.map(|(ours, other)| match test.better() {
+                Better::Higher => ours / other,
+                Better::Lower => other / ours,
             });
             (*test, ratio)
         })
     }
 
     fn table(&self, sizes: &Sizes) -> MarkdownTable {
-        let mut table = MarkdownTable::new(["front", "ours", "the library's", "ratio"]);
-        for ((test, figures), (_, ratio)) in self.0.iter().zip(self.ratios()) {
+        let mut table = MarkdownTable::new([self.pair.title, "ours", self.pair.name_of_other, "ratio"]);
+        for ((test, figures), (_, ratio)) in self.figures.iter().zip(self.ratios()) {
             let figures = figures.each_ref().map(Samples::median).into_iter().chain([ratio]);
             table.add([test.title(sizes)].into_iter().chain(figures.map(figure_or_dash)));
         }

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 use s3csi_s3_server::store::{Account, Store as _};
 use s3csi_s3_server::{Config, S3Server, Transport};
 use s3csi_testbed::cluster::ControlPlane;
+use s3csi_testbed::compatibility;
 use s3csi_testbed::demo::{self, Ending};
 use s3csi_testbed::kill_matrix::{page, work};
 use s3csi_testbed::steady_reader;
@@ -42,6 +43,19 @@ enum Command {
     SteadyWork(SteadyWork),
     /// Write docs/reliability-matrix.md from the results of a whole run of the kill matrix.
     KillMatrix(KillMatrix),
+    /// Run ordinary programs and pjdfstest on our mount, on s3fs and on rclone; write docs/compatibility-programs.md.
+    Compatibility(Compatibility),
+}
+
+#[derive(Parser)]
+struct Compatibility {
+    /// Run only the groups and programs whose name contains this (`pjdfstest` for its cases); the rest stays as it was measured
+    /// before.
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Keeps the results between runs.
+    results: PathBuf,
+    page: PathBuf,
 }
 
 #[derive(Parser)]
@@ -114,6 +128,7 @@ impl Cli {
                 Ok(work::run(workload, &directory, &files)?)
             }
             Command::KillMatrix(KillMatrix { results, page }) => Ok(page::write(&results, &page)?),
+            Command::Compatibility(it) => it.run(),
         }
     }
 }
@@ -125,6 +140,17 @@ impl IssuingStoreArgs {
             &IssuingStore::start(address, &api, &buckets, Duration::from_secs(lifetime_seconds))?;
         println!("ready http://{address}:{} http://{address}:{}", store.port(), issuer.port());
         wait_for_the_end()
+    }
+}
+
+impl Compatibility {
+    fn run(self) -> anyhow::Result<()> {
+        // No `..`: a flag without a use does not compile.
+        let Self { only, results, page } = self;
+        let found = compatibility::run(&compatibility::Selection { only }, &results)?;
+        std::fs::write(&page, compatibility::page::render(&found))
+            .with_context(|| format!("failed to write {}", page.display()))?;
+        compatibility::check(&found)
     }
 }
 

@@ -42,10 +42,15 @@ pub fn kube() -> Result<PathBuf, MissingProgram> {
     if path.is_file() { Ok(path) } else { Err(MissingProgram::Kube { path }) }
 }
 
-/// One of the file systems that benchmarks compare ours with; scripts/peers.sh installs them.
+/// One of the file systems that ours is compared with; scripts/peers.sh installs them.
 pub fn peer(name: &str) -> Result<PathBuf, MissingProgram> {
     let path = cache().join("s3csi/peers/bin").join(name);
     if path.is_file() { Ok(path) } else { Err(MissingProgram::Peer { path }) }
+}
+
+/// The Python with the packages that some programs of `make compatibility` need; scripts/compatibility.sh installs it.
+pub fn compatibility_python() -> PathBuf {
+    cache().join("s3csi/compatibility/python/bin/python")
 }
 
 /// Where logs are kept beyond the end of a test, if anywhere.

@@ -3,6 +3,7 @@
 
 pub mod chart;
 pub mod cluster;
+pub mod compatibility;
 pub mod credential_issuer;
 pub mod demo;
 pub mod earlier_driver;
@@ -16,6 +17,7 @@ pub mod kill_matrix;
 pub mod kubelet;
 pub mod leftovers;
 pub mod noise;
+pub mod peers;
 pub mod plugin;
 pub mod process;
 pub mod processes;

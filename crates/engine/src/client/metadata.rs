@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use mountpoint_s3_client::OnTelemetry;
 use mountpoint_s3_crt::s3::client::RequestMetrics;
@@ -40,12 +40,34 @@ pub struct ObjectHeaders {
     pub metadata: UserMetadata,
     /// Content type and the like, by name.
     pub others: Vec<(String, String)>,
+    /// When its content was written, if this engine did it. The store knows a later time, in whole seconds.
+    pub written: Option<SystemTime>,
+    /// The store's time, as it spells it. None if it was not asked yet.
+    pub last_modified: Option<String>,
 }
 
 impl ObjectHeaders {
     /// What we know of an object that we stored.
     pub fn new(etag: &str, metadata: UserMetadata) -> Self {
-        Self { etag: etag.to_owned(), metadata, others: Vec::new() }
+        Self { etag: etag.to_owned(), metadata, ..Self::default() }
+    }
+
+    #[must_use]
+    pub fn written_at(self, time: SystemTime) -> Self {
+        Self { written: Some(time), ..self }
+    }
+
+    /// The time at which this engine wrote an object is its time as long as it is the same one.
+    fn with_time_of(mut self, known: &Self) -> Self {
+        let is_same_time = match (&self.last_modified, &known.last_modified) {
+            (Some(found), Some(known)) => found == known,
+            _ => true,
+        };
+        if self.written.is_none() && same_etag(&self.etag, &known.etag) && is_same_time {
+            self.written = known.written;
+            self.last_modified = self.last_modified.or_else(|| known.last_modified.clone());
+        }
+        self
     }
 }
 
@@ -90,6 +112,10 @@ impl MetadataCache {
         } else if !headers.metadata.is_empty() {
             state.note_directory(key, true);
         }
+        let headers = match state.known.get(key) {
+            Some(known) => headers.with_time_of(known),
+            None => headers,
+        };
         if state.known.insert(key.to_owned(), Arc::new(headers)).is_none() {
             state.order.push_back(key.to_owned());
         }
@@ -97,6 +123,13 @@ impl MetadataCache {
             if let Some(oldest) = state.order.pop_front() {
                 state.known.remove(&oldest);
             }
+        }
+    }
+
+    /// A renamed object has the time at which it was written here, not that of the copy.
+    pub fn moved(&self, from: &str, to: &str) {
+        if let Some(known) = self.latest(from).filter(|it| it.written.is_some()) {
+            self.insert(to, ObjectHeaders { last_modified: None, ..(*known).clone() });
         }
     }
 
@@ -193,6 +226,8 @@ impl OnTelemetry for MetadataCache {
             let (name, value) = (name.to_string_lossy().to_ascii_lowercase(), value.to_string_lossy().into_owned());
             if name == "etag" {
                 found.etag = value;
+            } else if name == "last-modified" {
+                found.last_modified = Some(value);
             } else if let Some(name) = name.strip_prefix(PREFIX) {
                 found.metadata.insert(name.to_owned(), value);
             } else if KEPT_HEADERS.contains(&name.as_str()) {
@@ -225,6 +260,27 @@ mod tests {
         assert!(cache.get("key", "2").is_none());
         cache.insert("key", headers("2"));
         assert!(cache.get("key", "\"1\"").is_none());
+    }
+
+    #[test]
+    fn the_time_at_which_an_object_was_written_here_stays_as_long_as_it_is_the_same_one() {
+        let cache = MetadataCache::new("bucket");
+        let time = SystemTime::UNIX_EPOCH + Duration::from_millis(1_234_567);
+        let asked = |etag: &str, time: &str| ObjectHeaders { last_modified: Some(time.into()), ..headers(etag) };
+        let written = |key: &str| cache.latest(key).unwrap().written;
+        cache.insert("key", headers("1").written_at(time));
+        for _ in 0..2 {
+            cache.insert("key", asked("\"1\"", "Mon"));
+            assert_eq!(written("key"), Some(time));
+        }
+        cache.moved("key", "moved");
+        cache.insert("moved", asked("1", "Tue"));
+        assert_eq!(written("moved"), Some(time));
+        // Another client has stored the same bytes once more, or other ones.
+        cache.insert("key", asked("1", "Wed"));
+        assert_eq!(written("key"), None);
+        cache.insert("moved", asked("2", "Tue"));
+        assert_eq!(written("moved"), None);
     }
 
     #[test]

@@ -127,6 +127,8 @@ where
         listing_check::remove_foreign(prefix, delimiter, &mut page);
         // One name is requested to see whether there is any, and never the next page.
         if 1 < max_keys {
+            // The marker of the directory itself, of whose empty name the file system would warn at each listing.
+            page.objects.retain(|it| delimiter.is_empty() || it.key != prefix);
             self.listing_check.check(token, &page).map_err(internal)?;
         }
         Ok(page)

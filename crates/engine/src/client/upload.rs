@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
 use mountpoint_s3_client::checksums::{crc32c, crc64nvme};
@@ -31,6 +31,8 @@ pub struct Upload<C: ObjectClient> {
     params: PutObjectParams,
     /// What was sent with the begin of a multipart upload.
     sent: UserMetadata,
+    /// When something was written last.
+    written: SystemTime,
     progress: Progress<C::PutObjectRequest>,
 }
 
@@ -52,6 +54,7 @@ impl<C: ObjectClient> Upload<C> {
             key: key.to_owned(),
             params,
             sent: UserMetadata::new(),
+            written: SystemTime::now(),
             progress: Progress::Small(Buffer::new(&store.buffers)),
         }
     }
@@ -74,6 +77,7 @@ where
     type ClientError = C::ClientError;
 
     async fn write(&mut self, data: &[u8]) -> Answer<(), C> {
+        self.written = SystemTime::now();
         match &mut self.progress {
             Progress::Small(buffer) => {
                 if buffer.try_append(data, SMALL_FILE) {
@@ -107,7 +111,8 @@ where
         let buffer = match self.progress {
             Progress::Multipart(request) => {
                 let stored = request.review_and_complete(review_callback).await?;
-                self.metadata.insert(&self.key, ObjectHeaders::new(stored.etag.as_str(), self.sent));
+                let headers = ObjectHeaders::new(stored.etag.as_str(), self.sent).written_at(self.written);
+                self.metadata.insert(&self.key, headers);
                 return Ok(stored);
             }
             Progress::Small(buffer) => buffer,
@@ -122,7 +127,8 @@ where
         let params = single(with_metadata(&self.params, sent.clone()), checksum);
         let stored = self.client.put_object_single(&self.bucket, &self.key, &params, buffer).await;
         if let Ok(stored) = &stored {
-            self.metadata.insert(&self.key, ObjectHeaders::new(stored.etag.as_str(), sent.unwrap_or_default()));
+            let headers = ObjectHeaders::new(stored.etag.as_str(), sent.unwrap_or_default()).written_at(self.written);
+            self.metadata.insert(&self.key, headers);
         }
         stored
     }

@@ -139,6 +139,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         if let Some(modified) = change.modified {
             let _ = self.with_copy(node, |file| file.set_modified(modified.into()));
+            self.table.set_directory_time(node, modified.into());
         }
         match self.config.metadata {
             MetadataMode::Store if stored != StoredAttributes::default() => self.set_metadata(node, &stored)?,

@@ -145,6 +145,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             self.unclaim(file)?;
         }
         let (source, destination) = (self.inode(from.parent)?, self.inode(to.parent)?);
+        let key_of = |name: Name<'_>| self.metadata_key(self.table.node(name.parent, name.name.as_bytes())?).ok();
+        let old_key = key_of(from);
         match block_on(self.files.rename(source, from.name, destination, to.name, flags.into())) {
             Err(error) if delivery == Delivery::Resent && error.to_errno() == libc::ENOENT => {
                 // Done by a previous engine, if the file is there.
@@ -157,6 +159,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             self.forget_pending(node);
         }
         self.give_back(self.table.renamed(from.parent, from.name.as_bytes(), to.parent, to.name.as_bytes())?);
+        if let Some((old, new)) = old_key.zip(key_of(to)) {
+            self.metadata.moved(&old, &new);
+        }
         if self.config.after_rename == AfterRename::Revalidate
             && let Err(error) = self.revalidate(to.parent, destination, to.name)
         {

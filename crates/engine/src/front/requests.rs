@@ -18,7 +18,7 @@ use time::OffsetDateTime;
 
 use super::attributes::AttributeChange;
 use super::listing::Detail;
-use super::metadata::{MetadataMode, is_user_xattr};
+use super::metadata::{Creator, MetadataMode, is_user_xattr};
 use super::names::Name;
 use super::writing::WriteRequest;
 use super::{Delivery, Front, FsError, FsResult};
@@ -62,6 +62,13 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             tracing::debug!(operation, ?path, errno, "{error}");
         } else {
             tracing::warn!(operation, ?path, errno, "{error}");
+        }
+    }
+
+    /// A name in a directory was changed, if the operation succeeded.
+    fn note_change<T>(&self, directory: u64, outcome: &FsResult<T>) {
+        if outcome.is_ok() {
+            self.table.set_directory_time(directory, SystemTime::now());
         }
     }
 
@@ -165,11 +172,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         let _in_flight = self.begin(request, RequestClass::Retryable, 0);
         let delivery = Delivery::of(request.unique());
         let entry = self.on_inode(parent, |inode| {
+            if mode & libc::S_IFMT != libc::S_IFREG {
+                return Err(FsError::new(libc::EPERM, "an object store has no pipes, sockets and devices".into()));
+            }
             let entry =
                 self.made(delivery, parent, name, block_on(self.files.mknod(inode, name, mode, umask, device)))?;
-            self.note_mode(entry.attr.ino, mode, self.config.attributes.file_mode)?;
+            self.note_new_file(entry.attr.ino, mode, Creator::of(request))?;
             Ok(Entry { attr: self.with_metadata(entry.attr.ino, entry.attr), ..entry })
         });
+        self.note_change(parent, &entry);
         answer!(self, "mknod", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
@@ -178,15 +189,18 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         let delivery = Delivery::of(request.unique());
         let entry = self.on_inode(parent, |inode| {
             let entry = self.made(delivery, parent, name, block_on(self.files.mkdir(inode, name, mode, umask)))?;
-            self.ensure_marker(entry.attr.ino, self.marker_metadata(mode))?;
+            self.ensure_marker(entry.attr.ino, self.marker_metadata(mode, Creator::of(request)))?;
+            self.table.set_directory_time(entry.attr.ino, SystemTime::now());
             Ok(Entry { attr: self.with_metadata(entry.attr.ino, entry.attr), ..entry })
         });
+        self.note_change(parent, &entry);
         answer!(self, "mkdir", parent, name, reply, entry, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
     fn symlink(&self, request: &Request<'_>, parent: u64, name: &OsStr, target: &Path, reply: ReplyEntry) {
         let _in_flight = self.begin(request, RequestClass::Retryable, 0);
-        let made = self.make_link(Delivery::of(request.unique()), parent, name, target);
+        let made = self.make_link(Delivery::of(request.unique()), Name { parent, name }, target, Creator::of(request));
+        self.note_change(parent, &made);
         answer!(self, "symlink", parent, name, reply, made, entry => reply.entry(&entry.ttl, &entry.attr, entry.generation));
     }
 
@@ -207,6 +221,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
             self.remake(parent, name)?;
             self.unlink_name(delivery, parent, inode, name)
         });
+        self.note_change(parent, &removed);
         answer!(self, "unlink", parent, name, reply, removed, () => reply.ok());
     }
 
@@ -217,6 +232,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
             self.remake(parent, name)?;
             self.remove_directory(delivery, parent, inode, name)
         });
+        self.note_change(parent, &removed);
         answer!(self, "rmdir", parent, name, reply, removed, () => reply.ok());
     }
 
@@ -234,6 +250,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         let delivery = Delivery::of(request.unique());
         let moved =
             Front::rename(self, delivery, Name { parent, name }, Name { parent: new_parent, name: new_name }, flags);
+        self.note_change(parent, &moved);
+        self.note_change(new_parent, &moved);
         answer!(self, "rename", parent, name, reply, moved, () => reply.ok());
     }
 

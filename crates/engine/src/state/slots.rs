@@ -63,7 +63,8 @@ pub struct Slot {
     /// File: when it was changed last, in seconds; 0 if that is not known. Write handle: the process that opened it.
     /// Staged file: number of the last request that appended.
     pub stamp: AtomicU64,
-    /// File: the version of its content that the kernel may have pages of. Write handle: the lock owner that counts as the
+    /// File: the version of its content that the kernel may have pages of. Directory: when a name in it was changed, in
+    /// nanoseconds; 0 if none was. Write handle: the lock owner that counts as the
     /// opener's, as far as it is known. Staged file: where the last request that appended was written.
     pub owner_of_locks: AtomicU64,
     /// Node: its name. Read handle: the `ETag` of what it reads. Staged file: the `ETag` of the object it replaces. Metadata:

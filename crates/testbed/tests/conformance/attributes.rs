@@ -1,12 +1,15 @@
 //! Mode, owner, time and symbolic links are stored with the object.
 
 use std::fs::{self, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink,
+};
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::io::Errno;
+use s3csi_testbed::wait::{wait_for, wait_until};
 
 use crate::on_both_servers;
 use crate::world::{World, check_errno};
@@ -23,6 +26,10 @@ on_both_servers!(
     other_mounts_and_listings_show_attributes,
     changed_attributes_do_not_change_the_time_of_a_file,
     attributes_belong_to_one_file_of_a_name,
+    the_time_of_a_written_file_stays,
+    opening_a_file_does_not_change_its_time,
+    what_a_program_makes_belongs_to_its_user,
+    the_time_of_a_directory_changes_with_its_names,
 );
 
 fn mode(path: &Path) -> u32 {
@@ -202,5 +209,116 @@ fn attributes_belong_to_one_file_of_a_name(world: &World) {
     mount.unmount();
     let mount = world.mount();
     assert_eq!(mode(&mount.path("file")), 0o644);
+    mount.unmount();
+}
+
+fn time(path: &Path) -> SystemTime {
+    fs::metadata(path).unwrap().modified().unwrap()
+}
+
+/// The server, which has another time, is asked at least once.
+const LONGER_THAN_CACHED: Duration = Duration::from_millis(300);
+
+/// vim, git, rsync and make compare times.
+fn the_time_of_a_written_file_stays(world: &World) {
+    let mount = world.mount();
+    let before = SystemTime::now();
+    let path = mount.path("file");
+    let large = vec![7; 9 << 20];
+    let changes: [(&str, &dyn Fn()); 5] = [
+        ("small", &|| fs::write(&path, "content").unwrap()),
+        ("edited", &|| fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(b"C", 0).unwrap()),
+        ("large", &|| fs::write(&path, &large).unwrap()),
+        ("shorter", &|| fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(5).unwrap()),
+        ("chmod", &|| fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap()),
+    ];
+    let mut last = before;
+    for (name, change) in changes {
+        change();
+        let written = time(&path);
+        assert!(last <= written && written <= SystemTime::now(), "{name}: {written:?} after {last:?}");
+        let has_changed = wait_until(Instant::now() + LONGER_THAN_CACHED, || time(&path) != written);
+        assert!(!has_changed, "{name}: {:?} instead of {written:?}", time(&path));
+        let listed = fs::read_dir(mount.directory()).unwrap().next().unwrap().unwrap().metadata().unwrap();
+        assert_eq!(listed.modified().unwrap(), written, "{name}");
+        last = written;
+    }
+    fs::write(mount.path("other"), "content").unwrap();
+    let written = time(&mount.path("other"));
+    fs::rename(mount.path("other"), mount.path("renamed")).unwrap();
+    assert_eq!(time(&mount.path("renamed")), written);
+    world.put("renamed", b"of another client");
+    wait_for("the new object is seen", || fs::metadata(mount.path("renamed")).unwrap().len() == 17);
+    assert_eq!(fs::metadata(mount.path("renamed")).unwrap().mtime_nsec(), 0);
+    mount.unmount();
+}
+
+fn opening_a_file_does_not_change_its_time(world: &World) {
+    world.put("file", b"content");
+    let mount = world.mount();
+    let before = time(&mount.path("file"));
+    let file = OpenOptions::new().append(true).open(mount.path("file")).unwrap();
+    assert_eq!(file.metadata().unwrap().modified().unwrap(), before);
+    drop(file);
+    assert_eq!(time(&mount.path("file")), before);
+    let set = UNIX_EPOCH + Duration::from_secs(1_600_000_000);
+    let mut file = OpenOptions::new().append(true).open(mount.path("file")).unwrap();
+    file.set_modified(set).unwrap();
+    assert_eq!(file.metadata().unwrap().modified().unwrap(), set);
+    std::io::Write::write_all(&mut file, b"more").unwrap();
+    drop(file);
+    assert!(before <= time(&mount.path("file")));
+    mount.unmount();
+}
+
+fn what_a_program_makes_belongs_to_its_user(world: &World) {
+    let mount = world.engine().writable().argument("--allow-other").argument("--dir-mode=0777").mount();
+    let script = "import os; os.setgid(2345); os.setuid(1234); f = os.open('file', os.O_CREAT | os.O_WRONLY, 0o600); os.write(f, b'x')\n\
+        os.close(f); assert open('file').read() == 'x'; os.mkdir('private', 0o700); os.symlink('file', 'link')";
+    let python = Command::new("python3").args(["-c", script]).current_dir(mount.directory()).output().unwrap();
+    assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
+    fs::write(mount.path("of-root"), "content").unwrap();
+    mount.unmount();
+    let mount = world.mount();
+    let owner = |name: &str| {
+        let found = fs::symlink_metadata(mount.path(name)).unwrap();
+        (found.uid(), found.gid())
+    };
+    for name in ["file", "private", "link"] {
+        assert_eq!(owner(name), (1234, 2345), "{name}");
+    }
+    assert_eq!(owner("of-root"), (0, 0));
+    mount.unmount();
+    let mount = world.engine().argument("--uid=77").mount();
+    assert_eq!(fs::metadata(mount.path("file")).unwrap().uid(), 77);
+    mount.unmount();
+}
+
+/// Python's import and file managers list a directory again only if its time has changed.
+fn the_time_of_a_directory_changes_with_its_names(world: &World) {
+    let mount = world.mount();
+    let directory = mount.path("d");
+    fs::create_dir(&directory).unwrap();
+    fs::create_dir(mount.path("other")).unwrap();
+    let changes: [(&str, &dyn Fn()); 5] = [
+        ("create", &|| fs::write(directory.join("f"), "content").unwrap()),
+        ("mkdir", &|| fs::create_dir(directory.join("sub")).unwrap()),
+        ("symlink", &|| symlink("f", directory.join("l")).unwrap()),
+        ("rename", &|| fs::rename(directory.join("f"), mount.path("other/f")).unwrap()),
+        ("rmdir", &|| fs::remove_dir(directory.join("sub")).unwrap()),
+    ];
+    let start = SystemTime::now();
+    let mut last = start;
+    for (name, change) in changes {
+        change();
+        assert!(last < time(&directory), "{name}");
+        last = time(&directory);
+    }
+    assert!(start < time(&mount.path("other")));
+    let set = UNIX_EPOCH + Duration::from_secs(1_600_000_000);
+    fs::File::open(&directory).unwrap().set_modified(set).unwrap();
+    assert_eq!(time(&directory), set);
+    fs::remove_file(directory.join("l")).unwrap();
+    assert!(last <= time(&directory));
     mount.unmount();
 }

@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::time::Duration;
 
 use s3csi_testbed::engine::EngineMount;
-use s3csi_testbed::programs::{GOING_BACK, ORDINARY, REFUSED, run};
+use s3csi_testbed::programs::{GOING_BACK, ORDINARY, REFUSED, ScriptEnd, run};
 
 use crate::on_both_servers;
 use crate::world::World;
@@ -17,9 +17,12 @@ on_both_servers!(
     what_an_object_store_cannot_do_is_refused,
 );
 
-fn run_in(world: &World, directory: &Path, script: &str) -> Output {
+/// Each takes a second or two; on a busy machine ten.
+const LIMIT: Duration = Duration::from_mins(3);
+
+fn run_in(world: &World, directory: &Path, script: &str) -> ScriptEnd {
     let outside = world.fixture.create_directory(&format!("outside-{}", directory.file_name().unwrap().display()));
-    run(script, directory, &outside).unwrap()
+    run(script, directory, &outside, LIMIT).unwrap()
 }
 
 #[track_caller]
@@ -28,9 +31,10 @@ fn check_works(world: &World, mount: EngineMount<'_>, programs: &[(&str, &str)])
     for (number, (name, script)) in programs.iter().enumerate() {
         let directory = mount.path(&format!("{number}"));
         fs::create_dir(&directory).unwrap();
-        let output = run_in(world, &directory, script);
-        if !output.status.success() {
-            failed.push(format!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
+        match run_in(world, &directory, script) {
+            ScriptEnd::Succeeded => {}
+            ScriptEnd::Failed { errors } => failed.push(format!("{name}: {errors}")),
+            ScriptEnd::TimedOut => failed.push(format!("{name}: did not end within {LIMIT:?}")),
         }
     }
     assert!(failed.is_empty(), "{} of {} fail:\n{}", failed.len(), programs.len(), failed.join("\n"));
@@ -58,9 +62,10 @@ fn what_an_object_store_cannot_do_is_refused(world: &World) {
     for (number, (name, script, program)) in REFUSED.iter().enumerate() {
         let directory = mount.path(&format!("{number}"));
         fs::create_dir(&directory).unwrap();
-        let output = run_in(world, &directory, script);
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(!output.status.success() && errors.starts_with(program), "{name}: {errors}");
+        match run_in(world, &directory, script) {
+            ScriptEnd::Failed { errors } => assert!(errors.starts_with(program), "{name}: {errors}"),
+            other => panic!("{name}: {other:?}"),
+        }
     }
     mount.unmount();
 }

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod commands;
+mod compatibility;
 mod errors;
 mod events;
 mod kill_matrix;

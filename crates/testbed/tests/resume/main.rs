@@ -2,6 +2,7 @@
 //! mounter, real engines, real FUSE and an S3 server in this process.
 
 mod closing;
+mod fsx;
 mod handles;
 mod keys;
 mod lost;

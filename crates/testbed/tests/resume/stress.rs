@@ -81,10 +81,12 @@ fn check(name: &str, mounter: &[&str]) {
         world.put(&format!("big/{number}"), &big(number));
     }
     world.put("meta/stays", b"x");
-    let mount = world.mount_with(&Options { mounter, ..Options::default() });
+    let stage = format!("--stage={}", fixture.create_directory("stage").display());
+    let mount = world.mount_with(&Options { mounter, engine: &[&stage], ..Options::default() });
 
-    world.put(EDITED, &edited_at_first());
-    let works: [(&str, Work); 9] = [
+    world.put(EDITED, &edited_at_first(SMALL_EDITED));
+    world.put(LARGE_EDITED, &edited_at_first(LARGE));
+    let works: [(&str, Work); 12] = [
         ("small files", read_small),
         ("small files again", read_small),
         ("big files", read_big),
@@ -92,6 +94,9 @@ fn check(name: &str, mounter: &[&str]) {
         ("listing", list),
         ("writer", write),
         ("editor", edit),
+        ("editor of a large file", edit_large),
+        ("appender", append),
+        ("writer that goes back", go_back),
         ("names", make_and_remove),
         ("probe", probe),
     ];
@@ -145,7 +150,7 @@ fn kill_often(mount: &SupervisedMount<'_>, kills: usize) -> Vec<Duration> {
 }
 
 /// Time in which the applications work undisturbed; nothing is waited for.
-fn wait_a_moment(time: Duration) {
+pub fn wait_a_moment(time: Duration) {
     std::thread::sleep(time);
 }
 
@@ -264,16 +269,30 @@ fn write_one(path: &Path, seed: u64) -> Result<(), String> {
 }
 
 const EDITED: &str = "edited/file";
+const LARGE_EDITED: &str = "edited/large";
+const APPENDED: &str = "edited/log";
+const SMALL_EDITED: usize = 200_000;
+/// Such a file is staged on disk.
+const LARGE: usize = 10 << 20;
 
-fn edited_at_first() -> Vec<u8> {
-    noise(99, 200_000)
+fn edited_at_first(length: usize) -> Vec<u8> {
+    noise(99, length)
+}
+
+fn edit(root: &Path, is_over: &AtomicBool) -> Report {
+    edit_file(root, is_over, EDITED, SMALL_EDITED)
+}
+
+fn edit_large(root: &Path, is_over: &AtomicBool) -> Report {
+    edit_file(root, is_over, LARGE_EDITED, LARGE)
 }
 
 /// One file that is changed in place, appended to and truncated; each round ends with fsync and is compared.
-fn edit(root: &Path, is_over: &AtomicBool) -> Report {
+fn edit_file(root: &Path, is_over: &AtomicBool, key: &str, length: usize) -> Report {
     let mut report = Report::default();
-    let mut model = edited_at_first();
-    let path = root.join(EDITED);
+    let mut model = edited_at_first(length);
+    let shorter = length / 4 * 3;
+    let path = root.join(key);
     while !is_over.load(Ordering::SeqCst) {
         let start = Instant::now();
         let round = report.rounds;
@@ -283,14 +302,14 @@ fn edit(root: &Path, is_over: &AtomicBool) -> Report {
             file.write_all_at(&piece, offset as u64)?;
             file.write_all_at(&piece[..100], model.len() as u64)?;
             if round % 5 == 4 {
-                file.set_len(150_000)?;
+                file.set_len(shorter as u64)?;
             }
             file.sync_all()
         });
         model[offset..offset + piece.len()].copy_from_slice(&piece);
         model.extend_from_slice(&piece[..100]);
         if round % 5 == 4 {
-            model.resize(150_000, 0);
+            model.resize(shorter, 0);
         }
         report.check("edit", edited);
         if let Some(content) = report.check("read", fs::read(&path)) {
@@ -298,7 +317,47 @@ fn edit(root: &Path, is_over: &AtomicBool) -> Report {
         }
         report.count(start);
     }
-    report.edited.insert(EDITED.to_owned(), model);
+    report.edited.insert(key.to_owned(), model);
+    report
+}
+
+/// Lines at the end of one file, each of them synced.
+fn append(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    let mut model = Vec::new();
+    let path = root.join(APPENDED);
+    while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
+        let line = format!("line {}\n", report.rounds);
+        let appended = File::options().append(true).create(true).open(&path).and_then(|mut file| {
+            io::Write::write_all(&mut file, line.as_bytes())?;
+            file.sync_all()
+        });
+        model.extend_from_slice(line.as_bytes());
+        report.check("append", appended);
+        report.count(start);
+    }
+    report.edited.insert(APPENDED.to_owned(), model);
+    report
+}
+
+/// New files whose beginning is written last.
+fn go_back(root: &Path, is_over: &AtomicBool) -> Report {
+    let mut report = Report::default();
+    while !is_over.load(Ordering::SeqCst) {
+        let start = Instant::now();
+        let key = format!("back/{}", report.rounds);
+        let content = noise(report.rounds as u64 + 900, 50_000);
+        let written = fs::create_dir_all(root.join("back")).and_then(|()| {
+            let file = File::options().write(true).create(true).truncate(true).open(root.join(&key))?;
+            file.write_all_at(&content[1000..], 1000)?;
+            file.write_all_at(&content[..1000], 0)?;
+            file.sync_all()
+        });
+        report.check("write", written);
+        report.edited.insert(key, content);
+        report.count(start);
+    }
     report
 }
 

@@ -10,7 +10,7 @@ use futures::FutureExt as _;
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 
-use super::{MetadataMode, StoredAttributes, without_time};
+use super::{Creator, MetadataMode, StoredAttributes, without_time};
 use crate::client::{ObjectHeaders, UserMetadata};
 use crate::front::{Front, FsError, FsResult};
 use crate::state::NEW;
@@ -25,19 +25,34 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     /// The key of a node: that of its object, or of the marker of a directory.
-    pub(super) fn metadata_key(&self, node: u64) -> FsResult<String> {
+    pub(in crate::front) fn metadata_key(&self, node: u64) -> FsResult<String> {
         let key = self.bucket.key(&self.table.path(node))?;
         Ok(if self.table.is_file(node) { key } else { format!("{key}/") })
     }
 
-    /// The attributes with what is stored of them, as far as that is known without a request.
+    /// The attributes with what is known of them beside what the superblock knows, without a request.
     pub(in crate::front) fn with_metadata(&self, node: u64, attributes: FileAttr) -> FileAttr {
-        if !self.stores_metadata() || node == super::super::table::ROOT {
+        if !self.stores_metadata() {
             return attributes;
         }
-        match self.known_metadata(node) {
-            Some(metadata) => {
-                let attributes = StoredAttributes::parse(&metadata).apply(attributes, self.config.overrides);
+        let attributes = self.with_stored_attributes(node, attributes);
+        match self.table.directory_time(node).filter(|_| attributes.kind == FileType::Directory) {
+            Some(time) => FileAttr { atime: time, mtime: time, ctime: time, ..attributes },
+            None => attributes,
+        }
+    }
+
+    fn with_stored_attributes(&self, node: u64, attributes: FileAttr) -> FileAttr {
+        if node == super::super::table::ROOT {
+            return attributes;
+        }
+        match self.known_headers(node) {
+            Some(known) => {
+                let attributes = match known.written {
+                    Some(time) => FileAttr { mtime: time, ctime: time, ..attributes },
+                    None => attributes,
+                };
+                let attributes = StoredAttributes::parse(&known.metadata).apply(attributes, self.config.overrides);
                 if u32::from(attributes.perm) & SET_IDS != 0 {
                     self.has_set_ids.store(true, Ordering::Relaxed);
                 }
@@ -66,15 +81,16 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         self.set_metadata(node, &StoredAttributes { mode: Some(mode), ..StoredAttributes::default() })
     }
 
-    fn known_metadata(&self, node: u64) -> Option<UserMetadata> {
+    /// What is known without a request. Of a file that is being written that is only what programs have set.
+    fn known_headers(&self, node: u64) -> Option<Arc<ObjectHeaders>> {
         if let Some(pending) = self.pending_metadata(node) {
-            return Some(pending);
+            return Some(Arc::new(ObjectHeaders::new("", pending)));
         }
         let key = self.metadata_key(node).ok()?;
         if !self.table.is_file(node) {
-            return self.metadata.latest(&key).map(|it| it.metadata.clone());
+            return self.metadata.latest(&key);
         }
-        self.metadata.get(&key, &self.etag_of(node)?).map(|it| it.metadata.clone())
+        self.metadata.get(&key, &self.etag_of(node)?)
     }
 
     /// The `ETag` that the superblock knows, without a request.
@@ -128,7 +144,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let is_unknown = self.stores_metadata()
             && attributes.kind == FileType::RegularFile
             && !self.table.has(node, NEW)
-            && self.known_metadata(node).is_none()
+            && self.known_headers(node).is_none()
             && self.etag_of(node).is_some();
         if is_unknown
             && let Ok(key) = self.metadata_key(node)
@@ -147,7 +163,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             && !self.table.has(node, NEW)
             && let Ok(key) = self.metadata_key(node)
             && self.metadata.is_first_beside(&key)
-            && self.known_metadata(node).is_none()
+            && self.known_headers(node).is_none()
             && self.metadata.is_worth_asking(&key)
         {
             // The superblock does not know the inode before it is listed, so this tells of the directory, not of the file.
@@ -170,22 +186,23 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         self.stores_metadata()
             && attributes.kind == FileType::RegularFile
             && self.metadata_key(node).is_ok_and(|key| self.metadata.has_metadata_beside(&key))
-            && self.known_metadata(node).is_none()
+            && self.known_headers(node).is_none()
     }
 
-    /// What is stored with the marker of a new directory: the permissions that its creator asked for.
-    pub(in crate::front) fn marker_metadata(&self, mode: u32) -> UserMetadata {
+    /// What is stored with the marker of a new directory: its creator, and the permissions that it asked for.
+    pub(in crate::front) fn marker_metadata(&self, mode: u32, creator: Creator) -> UserMetadata {
         let mut metadata = UserMetadata::new();
-        let permissions = mode & super::PERMISSIONS;
-        if self.stores_metadata() && permissions != u32::from(self.config.attributes.dir_mode) {
-            let mode = Some(libc::S_IFDIR | permissions);
-            StoredAttributes { mode, ..StoredAttributes::default() }.write(&mut metadata);
+        if self.stores_metadata() {
+            let permissions = mode & super::PERMISSIONS;
+            let is_usual = permissions == u32::from(self.config.attributes.dir_mode);
+            let mode = (!is_usual).then_some(libc::S_IFDIR | permissions);
+            StoredAttributes { mode, ..self.owner_to_store(creator) }.write(&mut metadata);
         }
         metadata
     }
 
-    /// A new file has the permissions that its creator asked for.
-    pub(in crate::front) fn note_mode(&self, node: u64, mode: u32, usual: u16) -> FsResult<()> {
+    /// A new file belongs to its creator, and has the permissions that it asked for.
+    pub(in crate::front) fn note_new_file(&self, node: u64, mode: u32, creator: Creator) -> FsResult<()> {
         if !self.stores_metadata() {
             return Ok(());
         }
@@ -193,12 +210,27 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         // What was to be sent with an earlier file of that name does not belong to this one.
         self.forget_pending(node);
         self.metadata.take_outgoing(&key);
-        if mode & super::PERMISSIONS == u32::from(usual) {
+        let is_usual = mode & super::PERMISSIONS == u32::from(self.config.attributes.file_mode);
+        let attributes = StoredAttributes { mode: (!is_usual).then_some(mode), ..self.owner_to_store(creator) };
+        if attributes == StoredAttributes::default() {
             return Ok(());
         }
         let mut metadata = UserMetadata::new();
-        StoredAttributes { mode: Some(mode), ..StoredAttributes::default() }.write(&mut metadata);
+        attributes.write(&mut metadata);
         self.set_pending(node, &key, metadata)
+    }
+
+    /// The owner of something new, as far as it is not the usual one. What root makes belongs to the usual owner: root needs no
+    /// permission, and most containers run as root, whose files would all need metadata.
+    pub(super) fn owner_to_store(&self, creator: Creator) -> StoredAttributes {
+        let Creator { uid, gid } = creator;
+        let (usual, overrides) = (self.config.attributes, self.config.overrides);
+        let is_stored = uid != 0;
+        StoredAttributes {
+            uid: Some(uid).filter(|it| is_stored && *it != usual.uid && !overrides.uid),
+            gid: Some(gid).filter(|it| is_stored && *it != usual.gid && !overrides.gid),
+            ..StoredAttributes::default()
+        }
     }
 
     /// A stored file is being replaced: what is known of it stays, but for its time.
@@ -229,10 +261,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         Ok(without_time(self.headers_of(node, key)?.metadata.clone()))
     }
 
-    /// A staged file was stored with this metadata.
-    pub(in crate::front) fn note_metadata(&self, node: u64, key: &str, etag: &str, metadata: UserMetadata) {
+    /// A staged file was stored.
+    pub(in crate::front) fn note_metadata(&self, node: u64, key: &str, headers: ObjectHeaders) {
         self.forget_pending(node);
-        self.metadata.insert(key, ObjectHeaders::new(etag, metadata));
+        self.metadata.insert(key, headers);
     }
 
     /// chmod(2), chown(2), utimensat(2).

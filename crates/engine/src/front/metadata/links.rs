@@ -1,8 +1,8 @@
 //! Symbolic links: small objects whose content is the target and whose stored mode says what they are.
 
-use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::SystemTime;
 
 use fuser::FileAttr;
 use futures::executor::block_on;
@@ -10,10 +10,11 @@ use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_client::types::ETag;
 use mountpoint_s3_fs::fs::{Entry, ToErrno};
 
-use super::{MetadataMode, StoredAttributes};
+use super::{Creator, MetadataMode, StoredAttributes};
 use crate::client::{ObjectHeaders, UserMetadata};
 use crate::front::attributes::STAT_BLOCK;
 use crate::front::bucket::WriteCondition;
+use crate::front::names::Name;
 use crate::front::resume::Delivery;
 use crate::front::{Front, FsError, FsResult};
 
@@ -25,9 +26,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub(in crate::front) fn make_link(
         &self,
         delivery: Delivery,
-        parent: u64,
-        name: &OsStr,
+        Name { parent, name }: Name<'_>,
         target: &Path,
+        creator: Creator,
     ) -> FsResult<Entry> {
         if self.config.metadata != MetadataMode::Store {
             return Err(FsError::new(
@@ -47,7 +48,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let key = self.bucket.key(&self.table.path(parent).join(name))?;
         let content = target.as_os_str().as_bytes().to_vec();
         let size = content.len() as u64;
-        if let Err(error) = self.store_link(inode, &key, content) {
+        if let Err(error) = self.store_link(inode, &key, content, creator) {
             let _ = block_on(self.metablock.getattr(inode, true));
             block_on(self.files.forget(inode, 1));
             return Err(error);
@@ -58,10 +59,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         Ok(Entry { attr: self.with_metadata(attr.ino, attr), ..entry })
     }
 
-    fn store_link(&self, inode: u64, key: &str, content: Vec<u8>) -> FsResult<()> {
+    fn store_link(&self, inode: u64, key: &str, content: Vec<u8>, creator: Creator) -> FsResult<()> {
         let length = content.len();
         let mut metadata = UserMetadata::new();
-        StoredAttributes { mode: Some(LINK_MODE), ..StoredAttributes::default() }.write(&mut metadata);
+        StoredAttributes { mode: Some(LINK_MODE), ..self.owner_to_store(creator) }.write(&mut metadata);
         let claim = self.claim_inode(inode)?;
         let stored = self.bucket.put(key, content, WriteCondition::None, &metadata);
         let etag = stored.as_deref().ok().map(ETag::from);
@@ -73,7 +74,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         });
         let etag = stored?;
         finished.map_err(|error| FsError::new(error.to_errno(), error.to_string()))?;
-        self.metadata.insert(key, ObjectHeaders::new(&etag, metadata));
+        self.metadata.insert(key, ObjectHeaders::new(&etag, metadata).written_at(SystemTime::now()));
         Ok(())
     }
 

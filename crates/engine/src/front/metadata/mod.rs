@@ -8,7 +8,7 @@ mod xattrs;
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuser::{FileAttr, FileType};
+use fuser::{FileAttr, FileType, Request};
 
 use crate::client::UserMetadata;
 
@@ -41,6 +41,19 @@ pub struct StoredAttributes {
     pub uid: Option<u32>,
     pub gid: Option<u32>,
     pub mtime: Option<SystemTime>,
+}
+
+/// Who makes a file or directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Creator {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Creator {
+    pub fn of(request: &Request<'_>) -> Self {
+        Self { uid: request.uid(), gid: request.gid() }
+    }
 }
 
 /// Which stored attributes a flag of the mount overrides.

@@ -11,7 +11,7 @@ use crate::front::{Front, FsResult};
 use crate::state::NEW;
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
-    pub(super) fn pending_metadata(&self, node: u64) -> Option<UserMetadata> {
+    pub(in crate::front) fn pending_metadata(&self, node: u64) -> Option<UserMetadata> {
         self.table.metadata(node).map(|text| decode(&text))
     }
 

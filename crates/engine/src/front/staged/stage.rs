@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::SystemTime;
 
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
@@ -11,6 +12,7 @@ use mountpoint_s3_fs::metablock::WriteMode;
 use super::file::{NewCopy, Object, StagedWrite};
 use super::{InitialContent, LargeUploads, StagedFile};
 use crate::front::close_rule::CloseRule;
+use crate::front::metadata::StoredAttributes;
 use crate::front::open_files::{Handle, OpenFile};
 use crate::front::resume::{Delivery, not_open};
 use crate::front::{CommitPoint, Front, FsError, FsResult};
@@ -74,8 +76,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     }
 
     fn fill(&self, file: &StagedFile, content: InitialContent, uploaded: Option<&[u8]>, size: u64) -> FsResult<()> {
-        let modified = std::time::SystemTime::now();
-        file.set_modified(modified);
+        file.set_modified(self.time_of_copy(file.node, content, uploaded.is_some())?);
         if let Some(bytes) = uploaded {
             return if file.fill(bytes) { Ok(()) } else { fill_from_memory(file, bytes) };
         }
@@ -90,6 +91,16 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             }
         }
         file.fill_lazily(size)
+    }
+
+    /// The time of a copy of which nothing was changed yet.
+    fn time_of_copy(&self, node: u64, content: InitialContent, was_uploading: bool) -> FsResult<SystemTime> {
+        let set_by_program = self.pending_metadata(node).and_then(|it| StoredAttributes::parse(&it).mtime);
+        match set_by_program {
+            Some(time) => Ok(time),
+            None if was_uploading || content == InitialContent::Empty => Ok(SystemTime::now()),
+            None => Ok(self.attributes(node)?.attr.mtime),
+        }
     }
 
     /// Ends the upload of a file that is still small enough to be in the spool. Answers what was written, if anything is being

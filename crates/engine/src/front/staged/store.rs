@@ -10,9 +10,10 @@ use mountpoint_s3_fs::fs::ToErrno;
 
 use super::blocks::Piece;
 use super::file::{Object, StagedFile};
-use crate::client::{UserMetadata, is_content_of};
+use crate::client::{ObjectHeaders, UserMetadata, is_content_of};
 use crate::front::bucket::{BucketError, WriteCondition};
 use crate::front::compose::{ComposeError, OldObject, Part};
+use crate::front::metadata::{StoredAttributes, without_time};
 use crate::front::{Front, FsError, FsResult};
 
 /// Larger files are multipart uploads.
@@ -48,10 +49,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             self.claim(file)?;
         }
         let key = self.bucket.key(&self.table.path(file.node))?;
-        let metadata = self.metadata_to_store(file.node, &key)?;
+        let mut metadata = self.metadata_to_store(file.node, &key)?;
+        if StoredAttributes::parse(&metadata).mtime != Some(file.modified()) {
+            // It was written after a program had set its time.
+            metadata = without_time(metadata);
+        }
         let etag = self.upload_copy(file, &key, &object, &metadata)?;
         self.table.set_staged_etag(file.id, etag.as_bytes())?;
-        self.note_metadata(file.node, &key, &etag, metadata);
+        let headers = ObjectHeaders::new(&etag, metadata).written_at(file.modified());
+        self.note_metadata(file.node, &key, headers);
         file.set_object(Object { etag: Some(etag), key, ..object });
         file.mark_stored()?;
         self.table.stored(file.node);

@@ -10,7 +10,8 @@
 //!
 //! `Table` is one type because all of it changes the same slots under one lock. This file has the nodes; its children add
 //! the handles (`handles`), the staged files (`staged`), metadata to be sent (`metadata`), the data at risk (`dirty`), the
-//! versions of cached pages (`pages`), the start of a successor (`load`) and the storage of slots and texts (`slots`).
+//! versions of cached pages (`pages`), the times of directories (`times`), the start of a successor (`load`) and the storage of
+//! slots and texts (`slots`).
 
 mod dirty;
 mod handles;
@@ -19,6 +20,7 @@ mod metadata;
 mod pages;
 mod slots;
 mod staged;
+mod times;
 
 use std::collections::HashMap;
 use std::ffi::OsString;

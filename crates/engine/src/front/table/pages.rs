@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 use super::Table;
-use crate::state::Slot;
+use crate::state::{Slot, SlotKind};
 
 /// A version of a file's content. The number is the same in every build, because a successor may be another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +60,10 @@ impl Table {
 
 /// The same for the slot of a node.
 pub(super) fn forget(node: &Slot) {
-    node.owner_of_locks.store(0, Release);
+    // The slot of a directory has its time there.
+    if node.kind() == SlotKind::File {
+        node.owner_of_locks.store(0, Release);
+    }
 }
 
 /// Handles have no number twice, so two opens have no common mark.
@@ -73,7 +76,6 @@ mod tests {
     use super::super::tests::{found, handle, successor, table};
     use super::super::{NewHandle, ROOT};
     use super::*;
-    use crate::state::SlotKind;
 
     fn version(etag: &str) -> PageVersion {
         PageVersion::of(etag, 5).unwrap()
