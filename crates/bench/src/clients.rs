@@ -83,7 +83,7 @@ impl S3FileSystem {
                 command.arg(BUCKET).arg(mount_point).args(["--foreground", "--allow-delete", "--allow-overwrite"]);
                 command.args(["--force-path-style", "--endpoint-url", endpoint, "--region", store.region()]);
                 command.env("AWS_ACCESS_KEY_ID", &account.access_key).env("AWS_SECRET_ACCESS_KEY", &account.secret_key);
-                command.env("AWS_EC2_METADATA_DISABLED", "true");
+                command.env("AWS_EC2_METADATA_DISABLED", "true").env("TMPDIR", cache);
                 if self == Self::OursWithTimeToLive {
                     command.args(["--metadata-ttl", "60"]);
                 }

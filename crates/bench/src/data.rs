@@ -16,6 +16,7 @@ use crate::report::{MarkdownTable, Section};
 use crate::run::{Options, Progress, Thoroughness};
 use crate::scratch::Scratch;
 use crate::statistics::{Samples, figure, figure_or_dash, mebibytes};
+use crate::tree::{TreeSize, TreeWork};
 use crate::verdicts::Verdicts;
 use crate::workload::{Better, Dataset, Measurement, Sizes};
 use s3csi_s3_server::store::Store as _;
@@ -36,6 +37,11 @@ enum Network {
 impl Network {
     const ALL: [Self; 2] = [Self::Direct, Self::Delayed];
 
+    /// Thousands of files one after the other take too long at a distance.
+    fn measurements(self) -> impl Iterator<Item = Measurement> {
+        Measurement::ALL.into_iter().filter(move |it| self == Self::Direct || !matches!(it, Measurement::Tree(_)))
+    }
+
     fn title(self) -> &'static str {
         match self {
             Self::Direct => "directly",
@@ -50,12 +56,20 @@ impl Network {
         };
         let small_files = if self == Self::Direct { small_files } else { small_files_delayed };
         match thoroughness {
-            Thoroughness::Quick => {
-                Sizes { big_bytes: 16 << 20, small_files, listed: 100, random: Duration::from_millis(300) }
-            }
-            Thoroughness::Full => {
-                Sizes { big_bytes: 512 << 20, small_files, listed: 5000, random: Duration::from_secs(5) }
-            }
+            Thoroughness::Quick => Sizes {
+                big_bytes: 16 << 20,
+                small_files,
+                listed: 100,
+                random: Duration::from_millis(300),
+                tree: TreeSize { directories: 4, files: 10 },
+            },
+            Thoroughness::Full => Sizes {
+                big_bytes: 512 << 20,
+                small_files,
+                listed: 5000,
+                random: Duration::from_secs(5),
+                tree: TreeSize { directories: 100, files: 50 },
+            },
         }
     }
 }
@@ -130,7 +144,7 @@ struct Cell {
 
 impl Run<'_> {
     fn all(&self, repetitions: usize, results: &mut Results, progress: &Progress) {
-        for test in Measurement::ALL {
+        for test in self.network.measurements() {
             for repetition in 0..repetitions {
                 let mut clients = S3FileSystem::ALL;
                 // No client always runs right after the slowest.
@@ -238,7 +252,7 @@ impl Results {
             let ratios = S3FileSystem::OURS.map(|it| figure_or_dash(advantage(figure, better, it)));
             table.add([title].into_iter().chain(figures).chain(ratios).chain([figure_or_dash(limit)]));
         };
-        for test in Measurement::ALL {
+        for test in network.measurements() {
             let limit = self.limit(network, test);
             add(test.title(&run.sizes), test.better(), &|client| self.figure(network, test, client), limit);
         }
@@ -273,6 +287,11 @@ impl Results {
             (direct, Measurement::ReadParallel, "8 readers of one file", 1.2),
             (direct, Measurement::Random, "random reads, cold file", 1.0),
             (direct, Measurement::RandomAgain, "random reads, file read before", 10.0),
+            (direct, Measurement::Tree(TreeWork::Find), "`find`", 1.0),
+            (direct, Measurement::Tree(TreeWork::DiskUsage), "`du -s`", 1.0),
+            (direct, Measurement::Tree(TreeWork::Copy), "`cp -r`", 1.0),
+            (direct, Measurement::Tree(TreeWork::Archive), "`tar c`", 1.0),
+            (direct, Measurement::Tree(TreeWork::Remove), "`rm -r`", 1.0),
             (direct, Measurement::List, "`ls -l`", 10.0),
             (delayed, Measurement::List, "`ls -l`", 10.0),
         ] {

@@ -25,6 +25,7 @@ mod scratch;
 mod start;
 mod statistics;
 mod systemd;
+mod tree;
 mod verdicts;
 mod workload;
 

@@ -14,6 +14,7 @@ use crate::content::{BLOCK_BYTES, BLOCKS_PER_CHUNK, CHUNK_BYTES, Content, Pseudo
 use crate::limit::LimitClient;
 use crate::scratch::{BUCKET, Scratch};
 use crate::statistics::mebibytes;
+use crate::tree::{TreeSize, TreeWork};
 use s3csi_s3_server::store::Store as _;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,6 +33,7 @@ pub enum Measurement {
     CreateSmall,
     ReadSmall,
     List,
+    Tree(TreeWork),
 }
 
 /// Which of two figures is the better one.
@@ -47,6 +49,7 @@ pub struct Sizes {
     pub small_files: u64,
     pub listed: u64,
     pub random: Duration,
+    pub tree: TreeSize,
 }
 
 const BIG: &str = "big";
@@ -65,7 +68,7 @@ const UPLOAD_LIMIT: Duration = Duration::from_mins(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl Measurement {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 15] = [
         Self::Write,
         Self::Read,
         Self::ReadAgain,
@@ -76,10 +79,15 @@ impl Measurement {
         Self::CreateSmall,
         Self::ReadSmall,
         Self::List,
+        Self::Tree(TreeWork::Find),
+        Self::Tree(TreeWork::DiskUsage),
+        Self::Tree(TreeWork::Copy),
+        Self::Tree(TreeWork::Archive),
+        Self::Tree(TreeWork::Remove),
     ];
 
     pub fn title(self, sizes: &Sizes) -> String {
-        let Sizes { big_bytes, small_files, listed, .. } = sizes;
+        let Sizes { big_bytes, small_files, listed, tree, .. } = sizes;
         let big = mebibytes(*big_bytes);
         match self {
             Self::Write => format!("sequential write {big} MiB, MiB/s"),
@@ -90,6 +98,9 @@ impl Measurement {
             Self::CreateSmall => format!("create {small_files} × 4 KiB, s"),
             Self::ReadSmall => format!("read {small_files} × 4 KiB, s"),
             Self::List => format!("`ls -l` of {listed}, s"),
+            Self::Tree(work) => {
+                format!("`{}` of {} files in {} directories, s", work.command(), tree.total(), tree.directories)
+            }
             Self::Random => "random 4 KiB reads per s, cold file".to_owned(),
             Self::RandomAgain => "random 4 KiB reads per s, file read before".to_owned(),
         }
@@ -104,7 +115,7 @@ impl Measurement {
             | Self::ReadParallel
             | Self::Random
             | Self::RandomAgain => Better::Higher,
-            Self::CreateSmall | Self::ReadSmall | Self::List => Better::Lower,
+            Self::CreateSmall | Self::ReadSmall | Self::List | Self::Tree(_) => Better::Lower,
         }
     }
 }
@@ -127,7 +138,7 @@ impl Dataset<'_> {
         for number in 0..sizes.listed {
             put(&format!("{LISTED}/{number}"), number, LISTED_BYTES)?;
         }
-        Ok(())
+        sizes.tree.prepare(self.scratch, &self.content)
     }
 
     /// The test's figure. `name` is part of the keys that are written, and is used once.
@@ -154,6 +165,7 @@ impl Dataset<'_> {
             Measurement::CreateSmall => self.create_small(sizes, mounted, name),
             Measurement::ReadSmall => self.read_small(sizes, mounted),
             Measurement::List => list(sizes, mounted),
+            Measurement::Tree(work) => sizes.tree.run(work, self.scratch, &self.content, mounted, name),
             Measurement::Random => self.read_randomly(sizes, &mounted.path(BIG)),
             Measurement::RandomAgain => {
                 self.check_file(&mounted.path(BIG), sizes.big_bytes)?;

@@ -13,7 +13,7 @@ use mountpoint_s3_client::instance_info::InstanceInfo;
 use mountpoint_s3_client::user_agent::UserAgent;
 use mountpoint_s3_client::{NewClientError, OnTelemetry, S3CrtClient};
 use mountpoint_s3_fs::autoconfigure;
-use mountpoint_s3_fs::memory::{CandidateSize, MINIMUM_MEM_LIMIT, PagedPool, effective_total_memory};
+use mountpoint_s3_fs::memory::{CandidateSize, PagedPool, effective_total_memory};
 use mountpoint_s3_fs::s3::S3Path;
 use mountpoint_s3_fs::s3::config::{MemoryLimitSetting, PartConfig, Region, TargetThroughputSetting};
 
@@ -30,7 +30,10 @@ use crate::probe::{self, ProbeError};
 const MEMORY_TARGET: usize = 1 << 30;
 /// Of a machine or container with less than that, leave something to others.
 const LARGEST_SHARE_PERCENT: u64 = 95;
-/// Blocks of the disk cache, which come from the same pool.
+/// The library sets 128 MiB aside for everything but the content of files, of which an engine needs less than 30 MiB. With half
+/// as much for content, a container of 128 MiB serves some readers and writers at once.
+const SMALLEST_TARGET: usize = 192 << 20;
+/// Blocks that random readers get.
 const CACHE_BLOCK: usize = 1 << 20;
 /// Applications do not expect transient errors of a file system. With backoff, ten attempts take about a minute.
 const MAX_ATTEMPTS: NonZeroUsize = NonZeroUsize::new(10).unwrap();
@@ -255,9 +258,13 @@ fn memory_limit(arguments: &Arguments) -> MemoryLimitSetting {
     if let Some(bytes) = arguments.memory_target_bytes() {
         return MemoryLimitSetting::User(bytes);
     }
-    let share = effective_total_memory() / 100 * LARGEST_SHARE_PERCENT;
-    let share = usize::try_from(share).unwrap_or(usize::MAX);
-    MemoryLimitSetting::Default(share.clamp(MINIMUM_MEM_LIMIT, MEMORY_TARGET))
+    MemoryLimitSetting::Default(memory_target(effective_total_memory()))
+}
+
+/// What an engine may use of so much memory.
+fn memory_target(total: u64) -> usize {
+    let share = total / 100 * LARGEST_SHARE_PERCENT;
+    usize::try_from(share).unwrap_or(usize::MAX).clamp(SMALLEST_TARGET, MEMORY_TARGET)
 }
 
 fn part_config(arguments: &Arguments) -> PartConfig {
@@ -282,5 +289,16 @@ fn throughput(arguments: &Arguments, instance: &InstanceInfo, check: &BucketChec
             tracing::debug!(%error, "network throughput not known, using the default");
             TargetThroughputSetting::Default
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_target_is_a_share_of_the_memory_within_bounds() {
+        let mebibytes = |total: u64| memory_target(total << 20) >> 20;
+        assert_eq!([64, 128, 256, 700, 2048, 65536].map(mebibytes), [192, 192, 243, 665, 1024, 1024]);
     }
 }

@@ -6,12 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use mountpoint_s3_client::ObjectClient;
-use mountpoint_s3_fs::data_cache::{
-    CacheLimit, DiskDataCache, DiskDataCacheConfig, ExpressDataCache, ExpressDataCacheConfig, ManagedCacheDir,
-    MultilevelDataCache,
-};
+use mountpoint_s3_fs::data_cache::{ExpressDataCache, ExpressDataCacheConfig, ManagedCacheDir};
 use mountpoint_s3_fs::fuse::S3FuseFilesystem;
-use mountpoint_s3_fs::memory::PagedPool;
 use mountpoint_s3_fs::metrics::{self, MetricsConfig, OtlpConfig};
 use mountpoint_s3_fs::prefetch::{Prefetcher, PrefetcherBuilder};
 use mountpoint_s3_fs::s3::S3Path;
@@ -26,7 +22,7 @@ use crate::client::{
 };
 use crate::connect::{self, BucketCheck, S3ClientError};
 use crate::front::{
-    self, AfterRename, Bucket, Front, FrontConfig, FrontContext, HandleRecords, RecordingMetablock, Requests,
+    self, AfterRename, Bucket, Front, FrontConfig, FrontContext, HandleRecords, KeptFiles, RecordingMetablock, Requests,
 };
 use crate::pid_file::PidFileError;
 use crate::session::{
@@ -34,8 +30,6 @@ use crate::session::{
 };
 use crate::state::{MountedSource, Start, State, StateError};
 use crate::{background, logging, pid_file, settings};
-
-const CACHE_BLOCK: u64 = 1 << 20;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
@@ -187,10 +181,9 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     };
 
     let cache_directory = cache_directory(arguments, environment, start)?;
-    let caches = Caches { directory: cache_directory.as_ref(), start };
-    let prefetcher = prefetcher(arguments, &path, &client, &runtime, &connected.pool, caches)?;
+    let prefetcher = prefetcher(arguments, &path, &client, start)?;
     let mut config = settings::file_system_config(arguments, personality);
-    settings::bound_read_window(&mut config.prefetcher_config, connected.throughput_gbps);
+    settings::bound_read_window(&mut config.prefetcher_config, connected.throughput_gbps, connected.memory_target);
     let records = Arc::new(HandleRecords::default());
     let superblock_config = SuperblockConfig { cache_config: config.cache_config.clone(), s3_personality: personality };
     let bucket = Bucket::new(
@@ -226,7 +219,8 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         hang_on_lookup: environment.test_hooks.hang_on_lookup.clone().filter(|_| start == Start::First),
         ..front_config
     };
-    let context = FrontContext { small_files, records, metablock, bucket, stage: directory, metadata };
+    let kept = cache_directory.as_ref().map(|it| KeptFiles::new(it.as_path_buf(), settings::kept_limit(arguments)));
+    let context = FrontContext { small_files, records, metablock, bucket, stage: directory, kept, metadata };
     let front = Arc::new(Front::new(files, &state, front_config, context));
     let resending = if environment.test_hooks.is_resending_off { Resending::Never } else { Resending::IfPossible };
     let takeover = Takeover { state: &state, supervisor: supervisor.as_ref(), resumable: &*front, resending };
@@ -332,44 +326,21 @@ fn store_and_bucket(arguments: &Arguments, environment: &Environment) -> OsStrin
     format!("{} {}", endpoint.map_or("", String::as_str), arguments.bucket).into()
 }
 
-/// Where read data is kept.
-#[derive(Clone, Copy)]
-struct Caches<'a> {
-    directory: Option<&'a ManagedCacheDir>,
-    start: Start,
-}
-
-/// What reads ahead of the application: from the server, through a disk cache, a shared cache or both.
+/// What reads ahead of the application: from the server, or through a shared cache.
 fn prefetcher<C>(
     arguments: &Arguments,
     path: &S3Path,
     client: &C,
-    runtime: &Runtime,
-    pool: &PagedPool,
-    caches: Caches<'_>,
+    start: Start,
 ) -> Result<PrefetcherBuilder<C>, EngineError>
 where
     C: ObjectClient + Clone + Send + Sync + 'static,
 {
-    let disk = caches.directory.map(|directory| {
-        let mebibytes = arguments.max_cache_size.map(|it| usize::try_from(it).unwrap_or(usize::MAX));
-        let limit = mebibytes
-            .map_or_else(CacheLimit::default, |it| CacheLimit::TotalSize { max_size: it.saturating_mul(1 << 20) });
-        let config = DiskDataCacheConfig { cache_directory: directory.as_path_buf(), block_size: CACHE_BLOCK, limit };
-        DiskDataCache::new(config, pool.clone())
-    });
-    let shared = arguments
-        .cache_xz
-        .as_deref()
-        .map(|bucket| shared_cache(arguments, path, client, bucket, caches.start))
-        .transpose()?;
-    let client = client.clone();
-    Ok(match (disk, shared) {
-        (None, None) => Prefetcher::default_builder(client),
-        (Some(disk), None) => Prefetcher::caching_builder(disk, client),
-        (None, Some(shared)) => Prefetcher::caching_builder(shared, client),
-        (Some(disk), Some(shared)) => {
-            Prefetcher::caching_builder(MultilevelDataCache::new(Arc::new(disk), shared, runtime.clone()), client)
+    Ok(match arguments.cache_xz.as_deref() {
+        None => Prefetcher::default_builder(client.clone()),
+        Some(bucket) => {
+            let shared = shared_cache(arguments, path, client, bucket, start)?;
+            Prefetcher::caching_builder(shared, client.clone())
         }
     })
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use mountpoint_s3_fs::content_type::ContentTypeDetection;
 use mountpoint_s3_fs::fs::{CacheConfig, TimeToLive, UploadChecksumAlgorithm};
+use mountpoint_s3_fs::memory::data_buffer_budget_for;
 use mountpoint_s3_fs::prefetch::PrefetcherConfig;
 use mountpoint_s3_fs::s3::{S3Path, S3Personality};
 use mountpoint_s3_fs::{S3FilesystemConfig, ServerSideEncryption};
@@ -12,8 +13,8 @@ use mountpoint_s3_fs::{S3FilesystemConfig, ServerSideEncryption};
 use crate::cli::{Arguments, BucketType, Environment, MetadataStrategy, RenameMode, UploadChecksums, WriteStrategy};
 use crate::client::{LISTING_BELIEVED, Listings, Moves, RawConfig, Signing};
 use crate::front::{
-    AfterRename, CommitPoint, DefaultAttributes, FrontConfig, Lifetime, MetadataMode, Overrides, StageDirectory,
-    UploadSettings, Writes,
+    AfterRename, CommitPoint, DefaultAttributes, FrontConfig, KeptLimit, Lifetime, MetadataMode, Overrides,
+    StageDirectory, UploadSettings, Writes,
 };
 use crate::state::State;
 
@@ -103,15 +104,19 @@ pub fn file_system_config(arguments: &Arguments, personality: S3Personality) -> 
 
 /// How far the library reads ahead of one reader. It would go on until the memory is used up, which makes nothing quicker: what
 /// the network carries in a twentieth of a second bridges every distance, and it is most of the memory of a sequential read.
-pub fn bound_read_window(config: &mut PrefetcherConfig, gbps: f64) {
+/// Two readers must fit into the memory for content.
+pub fn bound_read_window(config: &mut PrefetcherConfig, gbps: f64, memory_target: usize) {
     const OF_THE_LIBRARY: usize = 2 << 30;
     const NARROWEST: usize = 64 << 20;
     const PER_GBPS: f64 = 6_400_000.0;
+    /// The library rounds up to parts.
+    const SMALLEST: usize = 8 << 20;
     // The user has set the library's own environment variable.
     if config.max_read_window_size == OF_THE_LIBRARY {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is bounded on the next line")]
         let window = (gbps * PER_GBPS) as usize;
-        config.max_read_window_size = window.clamp(NARROWEST, OF_THE_LIBRARY);
+        let most = (data_buffer_budget_for(memory_target) / 2).max(SMALLEST);
+        config.max_read_window_size = window.clamp(NARROWEST, OF_THE_LIBRARY).min(most);
     }
 }
 
@@ -197,24 +202,34 @@ pub fn upload_settings(arguments: &Arguments, config: &S3FilesystemConfig) -> Up
     }
 }
 
-/// The staging directory. Without `--stage` one is made if that is possible: small files are staged in memory anyway.
+/// How much of the cache directory may be used.
+pub fn kept_limit(arguments: &Arguments) -> KeptLimit {
+    arguments.max_cache_size.map_or(KeptLimit::FreeSpace, |mebibytes| KeptLimit::Bytes(mebibytes << 20))
+}
+
+/// The staging directory. Without `--stage` one is made if that is possible: small files are staged in memory anyway. A mount
+/// that stages no files uses it for random reads.
 pub fn stage_directory(
     arguments: &Arguments,
     environment: &Environment,
     state: &State,
 ) -> Result<StageDirectory, std::io::Error> {
-    if writes(arguments) == Writes::Sequential || arguments.max_stage_size == 0 {
+    if arguments.max_stage_size == 0 {
         return Ok(StageDirectory::none());
     }
     let limit = arguments.max_stage_size << 20;
     let lifetime = if environment.supervisor.is_some() { Lifetime::Mount } else { Lifetime::Process };
     match &arguments.stage {
-        Some(path) => StageDirectory::open(path, true, limit, state, lifetime),
-        None => Ok(StageDirectory::open(&environment.temporary_directory, false, limit, state, lifetime)
-            .unwrap_or_else(|error| {
+        Some(path) if writes(arguments) != Writes::Sequential => {
+            StageDirectory::open(path, true, limit, state, lifetime)
+        }
+        stage => {
+            let path = stage.as_ref().unwrap_or(&environment.temporary_directory);
+            Ok(StageDirectory::open(path, stage.is_some(), limit, state, lifetime).unwrap_or_else(|error| {
                 tracing::info!(%error, "no staging directory; only files of up to 8 MiB can be edited in place");
                 StageDirectory::none()
-            })),
+            }))
+        }
     }
 }
 
@@ -224,18 +239,27 @@ mod tests {
 
     #[test]
     fn as_much_is_read_ahead_as_the_network_carries_in_a_moment() {
-        check(2 << 30, 10.0, 64 << 20);
-        check(2 << 30, 100.0, 640_000_000);
-        check(2 << 30, 1.0, 64 << 20);
-        check(2 << 30, 1000.0, 2 << 30);
+        let large = 16 << 30;
+        check(2 << 30, 10.0, large, 64 << 20);
+        check(2 << 30, 100.0, large, 640_000_000);
+        check(2 << 30, 1.0, large, 64 << 20);
+        check(2 << 30, 1000.0, large, 2 << 30);
         // Set by the user.
-        check(5 << 20, 10.0, 5 << 20);
+        check(5 << 20, 10.0, large, 5 << 20);
+    }
+
+    #[test]
+    fn two_readers_fit_into_a_small_container() {
+        check(2 << 30, 10.0, 512 << 20, 64 << 20);
+        check(2 << 30, 100.0, 512 << 20, 192 << 20);
+        check(2 << 30, 10.0, 192 << 20, 32 << 20);
+        check(2 << 30, 10.0, 100 << 20, 8 << 20);
     }
 
     #[track_caller]
-    fn check(window: usize, gbps: f64, expected: usize) {
+    fn check(window: usize, gbps: f64, memory_target: usize, expected: usize) {
         let mut config = PrefetcherConfig { max_read_window_size: window, ..PrefetcherConfig::default() };
-        bound_read_window(&mut config, gbps);
+        bound_read_window(&mut config, gbps, memory_target);
         assert_eq!(config.max_read_window_size, expected, "{gbps}");
     }
 }

@@ -13,6 +13,8 @@ use mountpoint_s3_crt::s3::client::RequestMetrics;
 use parking_lot::Mutex;
 use percent_encoding::percent_decode;
 
+use super::get_headers::{GetHeaders, ObjectAttributes};
+
 const PREFIX: &str = "x-amz-meta-";
 /// Headers of an object that a copy with new metadata must send again.
 const KEPT_HEADERS: [&str; 6] = [
@@ -75,6 +77,8 @@ impl ObjectHeaders {
 pub struct MetadataCache {
     bucket: String,
     state: Mutex<State>,
+    /// For those who look at an object by reading it.
+    pub gets: GetHeaders,
 }
 
 #[derive(Default)]
@@ -92,7 +96,7 @@ struct State {
 
 impl MetadataCache {
     pub fn new(bucket: &str) -> Self {
-        Self { bucket: bucket.to_owned(), state: Mutex::default() }
+        Self { bucket: bucket.to_owned(), ..Self::default() }
     }
 
     /// What is known of the object, if it is this version.
@@ -217,10 +221,13 @@ impl fmt::Debug for MetadataCache {
 impl OnTelemetry for MetadataCache {
     fn on_telemetry(&self, metrics: &RequestMetrics) {
         // Reading files must not pay for it.
-        if metrics.operation_name() != Some("HeadObject") {
-            return;
-        }
+        let is_get = match metrics.operation_name() {
+            Some("HeadObject") => false,
+            Some("GetObject") if self.gets.is_any_expected() => true,
+            _ => return,
+        };
         let Some(headers) = metrics.response_headers() else { return };
+        let attributes = is_get.then(|| ObjectAttributes::parse(|name| headers.get_as_optional_string(name).ok()?));
         let mut found = ObjectHeaders::default();
         for (name, value) in headers.iter() {
             let (name, value) = (name.to_string_lossy().to_ascii_lowercase(), value.to_string_lossy().into_owned());
@@ -234,11 +241,14 @@ impl OnTelemetry for MetadataCache {
                 found.others.push((name, value));
             }
         }
-        if found.etag.is_empty() {
+        if found.etag.is_empty() || attributes == Some(None) {
             return;
         }
         let path = metrics.request_path_query();
         for key in path.map(|it| self.keys(&it)).unwrap_or_default() {
+            if let Some(Some(attributes)) = &attributes {
+                self.gets.note(&key, attributes);
+            }
             self.insert(&key, found.clone());
         }
     }

@@ -3,6 +3,7 @@
 
 mod budget;
 mod fallback;
+mod get_headers;
 mod listing_check;
 mod listing_xml;
 mod listings;
@@ -43,6 +44,7 @@ pub use small_files::{Fetch, SmallFilePrefetch, is_content_of};
 pub use upload::{Upload, single_params};
 pub use watchdog::{Watchdog, WatchdogLimits};
 
+use small_files::SmallFile;
 use watchdog::AnswerKind;
 
 /// How many objects of a page without `ETag` are asked about at once.
@@ -174,24 +176,34 @@ where
         key: &str,
         params: &HeadObjectParams,
     ) -> Answer<HeadObjectResult, HeadObjectError, C> {
-        let head = self.watched(AnswerKind::Short, self.inner.head_object(bucket, key, params)).boxed();
-        if !self.small_files.expects_read(key) {
-            return head.await;
-        }
-        let fetch = small_files::fetch(self.inner.clone(), bucket, key, &self.buffers);
-        let watchdog = self.watchdog.clone();
-        let fetch = async move { watchdog.watch(AnswerKind::Long, fetch).await.ok().flatten() }.boxed();
-        let (found, fetch) = match future::select(head, fetch).await {
-            Either::Left((found, fetch)) => (found, fetch),
-            Either::Right((content, head)) => (head.await, future::ready(content).boxed()),
-        };
-        match &found {
-            Ok(object) if small_files::is_small(object.size) => {
-                self.small_files.keep(Instant::now(), key, object.etag.as_str(), object.size, fetch);
+        if self.small_files.expects_read(key) {
+            if let Some(found) = self.look_by_reading(bucket, key).await {
+                return found;
             }
-            Ok(_) | Err(_) => self.small_files.note_waste(Instant::now(), key),
+            self.small_files.note_waste(Instant::now(), key);
         }
-        found
+        self.watched(AnswerKind::Short, self.inner.head_object(bucket, key, params)).await
+    }
+
+    /// What HEAD would answer, from the response to a GET of the whole file, which is kept for its reader. None if that
+    /// response does not tell enough.
+    async fn look_by_reading(&self, bucket: &str, key: &str) -> Option<Answer<HeadObjectResult, HeadObjectError, C>> {
+        let headers = self.metadata.gets.expect(key);
+        let fetch = small_files::fetch(&self.inner, bucket, key, &self.buffers);
+        match self.watchdog.watch(AnswerKind::Long, fetch).await.unwrap_or(SmallFile::Unknown) {
+            SmallFile::Absent => Some(Err(ObjectClientError::ServiceError(HeadObjectError::NotFound))),
+            SmallFile::Unknown => None,
+            SmallFile::Content(content) => {
+                let found = headers.found()?;
+                let is_whole = small_files::is_small(found.size) && content.len() as u64 == found.size;
+                if !is_whole || !is_content_of(&content, &found.etag) {
+                    return None;
+                }
+                let content = future::ready(Some(content)).boxed();
+                self.small_files.keep(Instant::now(), key, &found.etag, found.size, content);
+                Some(Ok(values::head_result(&found)))
+            }
+        }
     }
 }
 

@@ -1,19 +1,20 @@
 //! Small files fetched while they are looked up.
 //!
 //! The kernel looks a name up and reads the file right after: two round trips for a few bytes. Where the small files of a
-//! directory are read one after the other, the content is asked for together with the attributes and waits for its reader.
-//! Nothing is believed that was not before: the content is used only if its MD5 is the `ETag` of the attributes, which is
-//! so for every object stored by a single PUT; otherwise, and if it is not read soon, it is discarded.
+//! directory are read one after the other, a lookup asks for the content, which comes with the attributes, and the content waits
+//! for its reader. It is used only if its MD5 is the `ETag` of the attributes, which is so for every object stored by a single
+//! PUT; otherwise the attributes are asked for, and if it is not read soon, it is discarded.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures::StreamExt as _;
 use futures::future::BoxFuture;
-use futures::{FutureExt as _, StreamExt as _};
 use md5::{Digest as _, Md5};
 use mountpoint_s3_client::ObjectClient;
+use mountpoint_s3_client::error::{GetObjectError, ObjectClientError};
 use mountpoint_s3_client::types::GetObjectParams;
 use parking_lot::Mutex;
 
@@ -125,27 +126,36 @@ impl Seen {
     }
 }
 
-/// The object, if it is small. Starts when it is polled for the first time.
-pub fn fetch<C>(client: C, bucket: &str, key: &str, budget: &Arc<MemoryBudget>) -> Fetch
+/// What a GET of a file found that is probably small.
+#[derive(Debug, PartialEq, Eq)]
+pub enum SmallFile {
+    Absent,
+    /// The whole object, or its beginning.
+    Content(Bytes),
+    /// HEAD may tell more.
+    Unknown,
+}
+
+pub async fn fetch<C>(client: &C, bucket: &str, key: &str, budget: &Arc<MemoryBudget>) -> SmallFile
 where
     C: ObjectClient + Send + Sync + 'static,
 {
-    let (bucket, key, budget) = (bucket.to_owned(), key.to_owned(), budget.clone());
-    async move {
-        let params = GetObjectParams::new().range(Some(0..SMALL));
-        let response = client.get_object(&bucket, &key, &params).await.ok()?;
-        let mut parts = std::pin::pin!(response);
-        let mut content = Buffer::new(&budget);
-        while let Some(part) = parts.next().await {
-            let part = part.ok()?;
-            let is_next = usize::try_from(part.offset).is_ok_and(|it| it == content.as_ref().len());
-            if !is_next || !content.try_append(&part.data, usize::try_from(SMALL).unwrap_or(usize::MAX)) {
-                return None;
-            }
+    let params = GetObjectParams::new().range(Some(0..SMALL));
+    let response = match client.get_object(bucket, key, &params).await {
+        Ok(response) => response,
+        Err(ObjectClientError::ServiceError(GetObjectError::NoSuchKey(_))) => return SmallFile::Absent,
+        Err(_) => return SmallFile::Unknown,
+    };
+    let mut parts = std::pin::pin!(response);
+    let mut content = Buffer::new(budget);
+    while let Some(part) = parts.next().await {
+        let Ok(part) = part else { return SmallFile::Unknown };
+        let is_next = usize::try_from(part.offset).is_ok_and(|it| it == content.as_ref().len());
+        if !is_next || !content.try_append(&part.data, usize::try_from(SMALL).unwrap_or(usize::MAX)) {
+            return SmallFile::Unknown;
         }
-        Some(Bytes::from_owner(content))
     }
-    .boxed()
+    SmallFile::Content(Bytes::from_owner(content))
 }
 
 /// Whether an object of this size may have been fetched whole.
@@ -170,6 +180,8 @@ fn directory(key: &str) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     const ETAG: &str = "\"900150983cd24fb0d6963f7d28e17f72\"";

@@ -1,11 +1,14 @@
-//! The three values the client library gives us no constructor for.
+//! The four values the client library gives us no constructor for.
 
 use std::mem::MaybeUninit;
 
 use mountpoint_s3_client::types::{
-    ChecksumAlgorithm, ListObjectsResult, ObjectInfo, RenameObjectResult, RestoreStatus,
+    Checksum, ChecksumAlgorithm, ETag, HeadObjectResult, ListObjectsResult, ObjectInfo, RenameObjectResult,
+    RestoreStatus,
 };
 use time::OffsetDateTime;
+
+use super::get_headers::ObjectAttributes;
 
 /// The answer "moved". It carries nothing, but is marked `non_exhaustive`, so only the library itself may write it down.
 #[expect(unsafe_code, reason = "the type has no public constructor, and no fields")]
@@ -64,9 +67,43 @@ pub fn object_info(object: ListedObject) -> ObjectInfo {
     }
 }
 
+/// The answer to HEAD. All its fields are public, but it is marked `non_exhaustive`, too.
+#[expect(unsafe_code, reason = "the type has no public constructor")]
+pub fn head_result(attributes: &ObjectAttributes) -> HeadObjectResult {
+    type Fields =
+        (u64, OffsetDateTime, ETag, Option<String>, Option<RestoreStatus>, Checksum, Option<String>, Option<String>);
+    // There is no field but those below.
+    const { assert!(size_of::<HeadObjectResult>() == size_of::<Fields>()) };
+    let mut result = MaybeUninit::<HeadObjectResult>::uninit();
+    let pointer = result.as_mut_ptr();
+    // SAFETY: the pointer is that of memory for the whole struct, and each of its fields, which the size above shows to be all of
+    // them, is written once before the struct is taken for one.
+    unsafe {
+        (&raw mut (*pointer).size).write(attributes.size);
+        (&raw mut (*pointer).last_modified).write(attributes.last_modified);
+        (&raw mut (*pointer).etag).write(ETag::from(attributes.etag.as_str()));
+        (&raw mut (*pointer).storage_class).write(None);
+        (&raw mut (*pointer).restore_status).write(None);
+        (&raw mut (*pointer).checksum).write(Checksum::empty());
+        (&raw mut (*pointer).sse_type).write(None);
+        (&raw mut (*pointer).sse_kms_key_id).write(None);
+        result.assume_init()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_to_head_has_what_was_given() {
+        let attributes =
+            ObjectAttributes { size: 7, last_modified: OffsetDateTime::UNIX_EPOCH, etag: "\"etag\"".into() };
+        let HeadObjectResult { size, last_modified, etag, storage_class, restore_status, .. } =
+            head_result(&attributes);
+        assert_eq!((size, last_modified, etag.as_str()), (7, OffsetDateTime::UNIX_EPOCH, "\"etag\""));
+        assert!(storage_class.is_none() && restore_status.is_none());
+    }
 
     #[test]
     fn an_entry_has_what_was_given() {

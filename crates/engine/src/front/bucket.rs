@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures::StreamExt as _;
 use futures::executor::block_on;
 use mountpoint_s3_client::checksums::{crc32c, crc64nvme};
-use mountpoint_s3_client::error::{HeadObjectError, ObjectClientError, PutObjectError, RenameObjectError};
+use mountpoint_s3_client::error::{
+    GetObjectError, HeadObjectError, ObjectClientError, PutObjectError, RenameObjectError,
+};
 use mountpoint_s3_client::types::{
     ChecksumAlgorithm, ClientBackpressureHandle as _, ETag, GetObjectParams, GetObjectResponse as _, HeadObjectParams,
     PutObjectParams, PutObjectSingleParams, PutObjectTrailingChecksums, UploadChecksum,
@@ -20,7 +22,7 @@ use mountpoint_s3_fs::fs::UploadChecksumAlgorithm;
 use super::FsError;
 use crate::client::{ObjectHeaders, RawClient, RawConfig, UserMetadata, copy_verified, encoded, single_params};
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum BucketError {
     #[error("the object was changed by another client")]
     Changed,
@@ -139,18 +141,21 @@ where
             return Ok(content);
         }
         let params = GetObjectParams::new().range(Some(range)).if_match(Some(ETag::from(etag)));
+        let failed_get = |error: ObjectClientError<GetObjectError, C::ClientError>| match &error {
+            ObjectClientError::ServiceError(GetObjectError::PreconditionFailed(_)) => BucketError::Changed,
+            error => failed("GetObject", key, error),
+        };
         block_on(async {
-            let mut response = self
-                .client
-                .get_object(&self.name, key, &params)
-                .await
-                .map_err(|error| failed("GetObject", key, &error))?;
+            let mut response = self.client.get_object(&self.name, key, &params).await.map_err(failed_get)?;
             if let Some(handle) = response.backpressure_handle() {
                 handle.increment_read_window(length);
             }
             let mut response = std::pin::pin!(response);
             while let Some(part) = response.next().await {
-                content.extend_from_slice(&part.map_err(|error| failed("GetObject", key, &error))?.data);
+                content.extend_from_slice(&part.map_err(failed_get)?.data);
+                if length < content.len() {
+                    break;
+                }
             }
             if content.len() != length {
                 let reason = format!("the response has {} bytes instead of {length}", content.len());

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use bytes::Bytes;
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::fs::Error;
@@ -13,6 +12,7 @@ use mountpoint_s3_fs::metablock::ReadWriteMode;
 use super::close_rule::CloseRule;
 use super::open_files::{Handle, OpenFile};
 use super::pages::DIRECT_IO;
+use super::read_cache::{CachedReader, ReadReply};
 use super::resume::not_open;
 use super::table::NewHandle;
 use super::writing::PriorWrites;
@@ -63,7 +63,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             ReadWriteMode::Write => None,
         };
         let (pages, unconfirmed) = self.open_pages(node, number, flags, &object);
-        let handle = Handle::new(inode, inner.fh, close_rule).with_fetch(fetch, object.etag);
+        let reader = if kind == SlotKind::ReadHandle { CachedReader::new(&object, flags) } else { None };
+        let handle = Handle::new(inode, inner.fh, close_rule).with_fetch(fetch, object.etag).with_reader(reader);
         self.handles.insert(number, handle.with_unconfirmed(unconfirmed));
         Ok(Opened { number, flags: inner.flags | direct_io | pages })
     }
@@ -75,19 +76,27 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         size: u32,
         flags: i32,
         lock_owner: Option<u64>,
-    ) -> FsResult<Bytes> {
+    ) -> FsResult<ReadReply> {
         if let Some(file) = self.staged_handle(number) {
-            return self.read_staged(&file, offset, size);
+            return self.read_staged(&file, offset, size).map(ReadReply::from);
         }
         let handle = self.handle(number)?;
         self.confirm_pages(number, &handle);
         if let Some(content) = handle.content() {
             let start = usize::try_from(offset).unwrap_or(usize::MAX).min(content.len());
             let end = start.saturating_add(size as usize).min(content.len());
-            return Ok(content.slice(start..end));
+            return Ok(content.slice(start..end).into());
         }
-        let _turn = handle.order.enter(u64::try_from(offset).unwrap_or_default(), size.into());
-        Ok(block_on(self.files.read(handle.inode, handle.inner, offset, size, flags, lock_owner))?)
+        let start = u64::try_from(offset).unwrap_or_default();
+        if let Some(read) = handle.reader.as_ref().and_then(|it| self.read_cache.read(it, start, size)) {
+            return read;
+        }
+        let _turn = handle.order.enter(start, size.into());
+        let data = block_on(self.files.read(handle.inode, handle.inner, offset, size, flags, lock_owner))?;
+        Ok(match &handle.reader {
+            Some(reader) => self.read_cache.pass(reader, start, data),
+            None => data.into(),
+        })
     }
 
     pub(super) fn open_directory(&self, node: u64, flags: i32) -> FsResult<Opened> {

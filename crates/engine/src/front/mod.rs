@@ -22,6 +22,7 @@ mod metadata;
 mod names;
 mod open_files;
 mod pages;
+mod read_cache;
 mod read_order;
 mod rename_directory;
 mod replay;
@@ -47,6 +48,7 @@ use mountpoint_s3_fs::metablock::Metablock;
 
 use directories::Emptied;
 use open_files::Handles;
+use read_cache::{CachePlace, ReadCache};
 use resume::{Delivery, Resuming};
 use staged::StagedFiles;
 use table::{EntryInfo, InodeReferences, Table, TableError};
@@ -59,6 +61,7 @@ pub use attributes::DefaultAttributes;
 pub use bucket::{Bucket, UploadSettings};
 pub use metablock::{HandleRecords, RecordingMetablock};
 pub use metadata::{MetadataMode, Overrides};
+pub use read_cache::{KeptFiles, KeptLimit};
 pub use requests::Requests;
 pub use staged::{Lifetime, StageDirectory, Writes, start_retries};
 
@@ -82,6 +85,7 @@ pub struct Front<C: ObjectClient + Clone + Send + Sync + 'static> {
     records: Arc<HandleRecords>,
     metablock: Arc<dyn Metablock>,
     bucket: Arc<Bucket<C>>,
+    read_cache: ReadCache<C>,
     staged: StagedFiles,
     emptied: Emptied,
     metadata: Arc<MetadataCache>,
@@ -96,6 +100,8 @@ pub struct FrontContext<C> {
     pub metablock: Arc<dyn Metablock>,
     pub bucket: Bucket<C>,
     pub stage: StageDirectory,
+    /// Where what was read is kept; otherwise the staging directory takes what is read at random, while files are open.
+    pub kept: Option<KeptFiles>,
     pub metadata: Arc<MetadataCache>,
 }
 
@@ -145,6 +151,8 @@ impl FsError {
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// The table must be loaded before the first request is served.
     pub fn new(files: S3Filesystem<C>, state: &State, config: FrontConfig, context: FrontContext<C>) -> Self {
+        let (bucket, stage) = (Arc::new(context.bucket), Arc::new(context.stage));
+        let place = context.kept.map_or_else(|| CachePlace::Stage(Arc::clone(&stage)), CachePlace::Kept);
         Self {
             files,
             table: Table::new(state.clone()),
@@ -155,8 +163,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             small_files: context.small_files,
             records: context.records,
             metablock: context.metablock,
-            bucket: Arc::new(context.bucket),
-            staged: StagedFiles::new(context.stage),
+            read_cache: ReadCache::new(Arc::clone(&bucket), place),
+            bucket,
+            staged: StagedFiles::new(stage),
             emptied: Emptied::default(),
             metadata: context.metadata,
             has_set_ids: AtomicBool::new(false),

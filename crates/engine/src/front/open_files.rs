@@ -9,6 +9,7 @@ use futures::executor::block_on;
 use parking_lot::{Mutex, RwLock};
 
 use super::close_rule::CloseRule;
+use super::read_cache::CachedReader;
 use super::read_order::ReadOrder;
 use super::staged::StagedFile;
 use super::table::PageVersion;
@@ -29,6 +30,8 @@ pub struct Handle {
     /// A small file that was fetched while it was looked up.
     content: Mutex<Prefetched>,
     pub order: ReadOrder,
+    /// Only files that are read have one.
+    pub reader: Option<CachedReader>,
     /// Confirmed by the first request with this handle.
     unconfirmed: Mutex<Option<PageVersion>>,
 }
@@ -54,6 +57,7 @@ impl Handle {
             is_reopened: AtomicBool::new(false),
             content: Mutex::new(Prefetched::OnServer),
             order: ReadOrder::default(),
+            reader: None,
             unconfirmed: Mutex::new(None),
         }
     }
@@ -70,6 +74,10 @@ impl Handle {
     pub fn with_fetch(self, fetch: Option<Fetch>, etag: String) -> Self {
         let content = fetch.map_or(Prefetched::OnServer, |fetch| Prefetched::OnItsWay { fetch, etag });
         Self { content: Mutex::new(content), ..self }
+    }
+
+    pub fn with_reader(self, reader: Option<CachedReader>) -> Self {
+        Self { reader, ..self }
     }
 
     pub fn with_unconfirmed(self, version: Option<PageVersion>) -> Self {

@@ -272,9 +272,13 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         lock_owner: Option<u64>,
         reply: ReplyData,
     ) {
-        let _in_flight = self.begin(request, RequestClass::Failing, handle);
+        let in_flight = self.begin(request, RequestClass::Failing, handle);
         let read = Front::read(self, handle, offset, size, flags, lock_owner);
-        answer!(self, "read", node, reply, read, data => reply.data(&data));
+        answer!(self, "read", node, reply, read, it => {
+            reply.data(&it.data);
+            drop(in_flight);
+            self.read_cache.keep(it.keep);
+        });
     }
 
     fn write(

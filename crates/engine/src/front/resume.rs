@@ -16,6 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::close_rule::CloseRule;
 use super::open_files::{Handle, OpenFile};
+use super::read_cache::CachedReader;
 use super::replay::replaced;
 use super::table::{Binding, TableError};
 use super::writing::noted_rule;
@@ -202,14 +203,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return Ok(self.handles.insert(number, Handle::reopened(inode, inner, None)));
         }
         let inner = block_on(self.files.open(inode, libc::O_RDONLY.into(), CloseRule::opener()))?.fh;
-        let is_same = self.records.take_opened(inner).is_some_and(|object| {
+        let same = self.records.take_opened(inner).filter(|object| {
             matches!(object.mode, ReadWriteMode::Read) && object.etag.as_bytes() == self.table.etag(slot)
         });
-        if !is_same {
+        let Some(object) = same else {
             let _ = self.release_inner(inode, inner, flags);
             return Err(replaced());
-        }
-        Ok(self.handles.insert(number, Handle::reopened(inode, inner, None)))
+        };
+        let reader = CachedReader::new(&object, flags);
+        Ok(self.handles.insert(number, Handle::reopened(inode, inner, None).with_reader(reader)))
     }
 }
 

@@ -11,7 +11,7 @@ use s3csi_testbed::engine::{EngineLauncher, EngineMount, FailedStart};
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::wait::wait_for;
 
-use crate::world::{BUCKET, World, check_errno, in_process_with, listing, start_versitygw};
+use crate::world::{BUCKET, World, check_errno, in_process_with, listing, peak_memory, start_versitygw};
 
 /// In mebibytes; the smallest that is accepted.
 const MEMORY_TARGET: u64 = 512;
@@ -32,13 +32,6 @@ fn world(rule: &str) -> World<S3Server> {
 fn mount(world: &World<S3Server>) -> EngineMount<'_> {
     let engine = world.engine().writable().argument(format!("--memory-target={MEMORY_TARGET}"));
     engine.environment("S3CSI_ENGINE_TRIALS", LONGEST_ANSWER).mount()
-}
-
-/// The most memory that the engine ever had, in mebibytes.
-fn peak_memory(mount: &EngineMount<'_>) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", mount.process().unwrap().pid())).unwrap();
-    let peak = status.lines().find_map(|it| it.strip_prefix("VmHWM:")).unwrap();
-    peak.split_whitespace().next().unwrap().parse::<u64>().unwrap() >> 10
 }
 
 /// A call fails soon while the store misbehaves, costs no more memory than allowed, and succeeds afterwards.

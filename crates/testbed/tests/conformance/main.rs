@@ -7,6 +7,7 @@
 mod access;
 mod attributes;
 mod content;
+mod disk_cache;
 mod editing;
 mod errors;
 mod faults;
@@ -18,6 +19,7 @@ mod moves;
 mod names;
 mod page_cache;
 mod programs;
+mod random_reads;
 mod staging;
 mod uploads;
 mod world;

@@ -5,6 +5,7 @@ use std::io;
 use s3csi_core::chain::Chain;
 use s3csi_s3_server::store::Store as _;
 use s3csi_s3_server::{Config, S3Server, Transport};
+use s3csi_testbed::engine::EngineMount;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::store_world;
 use s3csi_testbed::versitygw::Versitygw;
@@ -32,6 +33,13 @@ pub fn listing(directory: &std::path::Path) -> Vec<String> {
     let mut names: Vec<String> = entries.map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
+}
+
+/// The most memory that the engine ever had, in mebibytes.
+pub fn peak_memory(mount: &EngineMount<'_>) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", mount.process().unwrap().pid())).unwrap();
+    let peak = status.lines().find_map(|it| it.strip_prefix("VmHWM:")).unwrap();
+    peak.split_whitespace().next().unwrap().parse::<u64>().unwrap() >> 10
 }
 
 /// Expects a system call to fail with one of these error numbers.

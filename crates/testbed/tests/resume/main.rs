@@ -10,6 +10,7 @@ mod moves;
 mod names;
 mod old_kernels;
 mod pages;
+mod random_reads;
 mod staged;
 mod standalone;
 mod stress;

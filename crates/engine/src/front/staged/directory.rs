@@ -8,6 +8,7 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -30,6 +31,9 @@ pub struct StageDirectory {
     lifetime: Lifetime,
     limit: u64,
     used: AtomicU64,
+    /// Bytes in files without a name, which are given up when staged files need the room.
+    spare: AtomicU64,
+    give_up_spare: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
 /// A directory below which this mount has one of its own, made when the first file needs it.
@@ -43,7 +47,7 @@ struct MountDirectory {
 impl StageDirectory {
     /// No large files can be staged.
     pub fn none() -> Self {
-        Self { mount_directory: None, lifetime: Lifetime::Process, limit: 0, used: AtomicU64::new(0) }
+        Self::new(None, Lifetime::Process, 0)
     }
 
     /// A directory of this mount below `parent`. `is_exclusive`: no other mount uses `parent`, so other subdirectories were left
@@ -54,7 +58,12 @@ impl StageDirectory {
             remove_others(parent)?;
         }
         let mount_directory = MountDirectory { parent: parent.to_owned(), state: state.clone(), own: Mutex::default() };
-        Ok(Self { mount_directory: Some(mount_directory), lifetime, limit, used: AtomicU64::new(0) })
+        Ok(Self::new(Some(mount_directory), lifetime, limit))
+    }
+
+    fn new(mount_directory: Option<MountDirectory>, lifetime: Lifetime, limit: u64) -> Self {
+        let (used, spare) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { mount_directory, lifetime, limit, used, spare, give_up_spare: OnceLock::new() }
     }
 
     pub fn is_available(&self) -> bool {
@@ -81,6 +90,37 @@ impl StageDirectory {
             }
             opened => opened,
         }
+    }
+
+    /// A file without a name, for what can be fetched again. It is gone with its descriptor.
+    pub fn create_unnamed(&self) -> io::Result<File> {
+        let parent = &self.mount_directory()?.parent;
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE);
+        match options.open(parent) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+                options.open(parent)
+            }
+            opened => opened,
+        }
+    }
+
+    /// What is called when a staged file needs the room of files without a name.
+    pub fn on_room_wanted(&self, give_up: Box<dyn Fn() + Send + Sync>) {
+        // There is one read cache.
+        let _ = self.give_up_spare.set(give_up);
+    }
+
+    /// Reserves room that no staged file uses. Answers whether there is any.
+    pub fn reserve_spare(&self, bytes: u64) -> bool {
+        let left = self.limit.saturating_sub(self.used.load(Ordering::Acquire));
+        let more = |spare: u64| spare.checked_add(bytes).filter(|it| *it <= left);
+        self.spare.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+    }
+
+    pub fn release_spare(&self, bytes: u64) {
+        self.spare.fetch_sub(bytes, Ordering::AcqRel);
     }
 
     /// Whether files have names, so that a successor finds them.
@@ -112,7 +152,14 @@ impl StageDirectory {
     /// Reserves room for that many bytes. Answers whether there is any.
     pub fn reserve(&self, bytes: u64) -> bool {
         let more = |used: u64| used.checked_add(bytes).filter(|it| *it <= self.limit);
-        self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+        let is_reserved = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok();
+        let total = self.used.load(Ordering::Acquire).saturating_add(self.spare.load(Ordering::Acquire));
+        if self.limit < total
+            && let Some(give_up) = self.give_up_spare.get()
+        {
+            give_up();
+        }
+        is_reserved
     }
 
     /// Counts what a previous engine has reserved.
@@ -186,6 +233,8 @@ fn remove_others(parent: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -245,9 +294,34 @@ mod tests {
 
     #[test]
     fn all_files_together_have_a_limit() {
-        let directory = StageDirectory { limit: 10, ..StageDirectory::none() };
+        let directory = StageDirectory::new(None, Lifetime::Process, 10);
         assert!(directory.reserve(6) && !directory.reserve(5));
         directory.release(6);
         assert!(directory.reserve(10));
+    }
+
+    #[test]
+    fn what_can_be_fetched_again_gives_way_to_staged_files() {
+        let directory = Arc::new(StageDirectory::new(None, Lifetime::Process, 10));
+        let weak = Arc::downgrade(&directory);
+        directory.on_room_wanted(Box::new(move || {
+            let directory = weak.upgrade().unwrap();
+            directory.release_spare(directory.spare.load(Ordering::Acquire));
+        }));
+        assert!(directory.reserve(2) && directory.reserve_spare(5) && !directory.reserve_spare(4));
+        assert!(directory.reserve(3));
+        assert_eq!(directory.spare.load(Ordering::Acquire), 5, "there was room for both");
+        assert!(directory.reserve(5) && !directory.reserve_spare(1));
+        assert_eq!(directory.spare.load(Ordering::Acquire), 0);
+    }
+
+    #[test]
+    fn files_without_a_name_are_never_seen() {
+        let parent = tempfile::tempdir().unwrap();
+        let state = State::private().unwrap();
+        let directory = StageDirectory::open(parent.path(), true, 10, &state, Lifetime::Mount).unwrap();
+        let _file = directory.create_unnamed().unwrap();
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+        assert!(StageDirectory::none().create_unnamed().is_err());
     }
 }

@@ -96,9 +96,9 @@ impl CopyAttributes {
 }
 
 impl StagedFiles {
-    pub fn new(directory: StageDirectory) -> Self {
+    pub fn new(directory: Arc<StageDirectory>) -> Self {
         Self {
-            directory: Arc::new(directory),
+            directory,
             files: RwLock::default(),
             locks: (0..LOCKS).map(|_| RwLock::default()).collect(),
             next_claim: AtomicU64::new(CLAIMS),
