@@ -41,7 +41,7 @@ enum Command {
     /// A workload of the kill matrix, until the standard input is closed; tests start it.
     #[command(hide = true)]
     SteadyWork(SteadyWork),
-    /// Write docs/reliability-matrix.md from the results of a whole run of the kill matrix.
+    /// Write the results of a run of the kill matrix to docs/reliability-matrix.md.
     KillMatrix(KillMatrix),
     /// Run ordinary programs and pjdfstest on our mount, on s3fs and on rclone; write docs/compatibility-programs.md.
     Compatibility(Compatibility),
@@ -127,7 +127,7 @@ impl Cli {
             Command::SteadyWork(SteadyWork { workload, directory, files }) => {
                 Ok(work::run(workload, &directory, &files)?)
             }
-            Command::KillMatrix(KillMatrix { results, page }) => Ok(page::write(&results, &page)?),
+            Command::KillMatrix(KillMatrix { results, page }) => Ok(page::update(&results, &page)?),
             Command::Compatibility(it) => it.run(),
         }
     }

@@ -78,6 +78,11 @@ pub fn kill_matrix_results() -> Option<PathBuf> {
     std::env::var_os("S3CSI_KILL_MATRIX").map(PathBuf::from)
 }
 
+/// Which rows of the kill matrix are to be run, if not all.
+pub fn kill_matrix_rows() -> Option<String> {
+    std::env::var("S3CSI_KILL_MATRIX_ROWS").ok().filter(|it| !it.is_empty())
+}
+
 /// How long fsx shall run, if it was asked for more than usual.
 pub fn fsx_time() -> Option<Duration> {
     let seconds = std::env::var("S3CSI_FSX_SECONDS").ok()?.parse().ok()?;

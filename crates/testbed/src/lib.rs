@@ -13,6 +13,7 @@ pub mod fixture;
 pub mod fsx;
 pub mod http;
 pub mod image;
+mod input;
 pub mod kill_matrix;
 pub mod kubelet;
 pub mod leftovers;

@@ -7,15 +7,23 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::wait::wait_for;
 
-/// Processes called `name` whose program lies in `directory`, or whose environment or arguments mention it.
+/// Processes called `name` whose program lies in `directory`, or whose environment or arguments mention it; the oldest first.
 pub fn running(name: &str, directory: &Path) -> Vec<Pid> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let mut found: Vec<Pid> = entries
         .filter_map(|it| it.ok()?.file_name().to_str()?.parse().ok().and_then(Pid::from_raw))
         .filter(|pid| is_running(*pid, name) && (lies_in(*pid, directory) || mentions(*pid, directory)))
         .collect();
-    found.sort_by_key(|it| it.as_raw_nonzero());
+    // Numbers begin again at the lowest when the highest was given away.
+    found.sort_by_key(|it| (started(*it), it.as_raw_nonzero()));
     found
+}
+
+/// When a process was started, in the kernel's clock ticks.
+fn started(pid: Pid) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Who started a process that still runs.

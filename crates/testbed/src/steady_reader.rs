@@ -12,15 +12,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use tempfile::TempDir;
 
 use crate::environment::product;
+use crate::input;
 use crate::process::command;
 use crate::wait::{SOON, wait_for, wait_until};
 
 /// How long the reader rests between two rounds. It is also how it notices its end: its standard input is closed.
-const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+const REST: Duration = Duration::from_millis(2);
 
 /// Must be ended with [`SteadyReader::finish`].
 pub struct SteadyReader {
@@ -84,7 +84,7 @@ pub fn run(directory: &Path, name: &str, files: &Path) -> io::Result<()> {
     let path = directory.join(name);
     let open = File::open(&path)?;
     let mut report = ReaderReport::default();
-    while !is_input_closed() {
+    while !input::is_closed(REST) {
         let begun = Instant::now();
         if let Err(error) = round(directory, &path, &open, &expected) {
             report.errors.push(error.to_string());
@@ -94,13 +94,6 @@ pub fn run(directory: &Path, name: &str, files: &Path) -> io::Result<()> {
         report.write(files)?;
     }
     Ok(())
-}
-
-fn is_input_closed() -> bool {
-    let input = io::stdin();
-    let mut watched = [PollFd::new(&input, PollFlags::IN)];
-    let polled = rustix::event::poll(&mut watched, Some(&REST));
-    polled.is_ok() && watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 impl ReaderReport {

@@ -29,6 +29,7 @@ pub enum Call {
     MountFuse { at: PathBuf, options: FuseOptions },
     Bind { source: PathBuf, target: PathBuf, access: Access },
     BindBeneath { source: PathBuf, target: PathBuf, access: Access },
+    BindOver { source: PathBuf, target: PathBuf, access: Access },
     Unmount { at: PathBuf },
     Detach { at: PathBuf },
     Abort { device: Device },
@@ -45,6 +46,7 @@ pub enum Operation {
     MountFuse,
     Bind,
     BindBeneath,
+    BindOver,
     Unmount,
     Detach,
     Abort,
@@ -231,6 +233,23 @@ impl Host for FakeHost {
         let id = state.new_id();
         let read_only = original.read_only || access == Access::ReadOnly;
         state.mounts.insert(top, Mount { id: id.into(), at: target.to_owned(), read_only, ..original });
+        Ok(())
+    }
+
+    fn bind_over(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError> {
+        let call = Call::BindOver { source: source.to_owned(), target: target.to_owned(), access };
+        let (mut state, failure) = self.called(call, Operation::BindOver);
+        let failed = |cause| HostError::Bind { source_path: source.to_owned(), target: target.to_owned(), cause };
+        if let Some(cause) = failure {
+            return Err(failed(cause));
+        }
+        let original = state.mounts.iter().rfind(|it| it.at == source).cloned();
+        let original = original.ok_or_else(|| failed(Errno::NOENT.into()))?;
+        let top = state.mounts.iter().rfind(|it| it.at == target).map(|it| it.id);
+        let parent = top.ok_or_else(|| failed(Errno::INVAL.into()))?;
+        let id = state.new_id();
+        let read_only = original.read_only || access == Access::ReadOnly;
+        state.mounts.push(Mount { id: id.into(), parent, at: target.to_owned(), read_only, ..original });
         Ok(())
     }
 

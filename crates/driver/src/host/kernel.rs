@@ -145,16 +145,12 @@ impl Host for Kernel {
         move_mount(&tree, "", &directory, "", flags).map_err(|it| failed(it.into()))
     }
 
-    /// As `bind`. `O_PATH` does not ask the server of the mount on top.
     fn bind_beneath(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError> {
-        let failed =
-            |cause: io::Error| HostError::Bind { source_path: source.to_owned(), target: target.to_owned(), cause };
-        let top = open_directory(target).map_err(|it| failed(it.into()))?;
-        let tree = copy_with(source, access).map_err(failed)?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH
-            | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH
-            | MoveMountFlags::MOVE_MOUNT_BENEATH;
-        move_mount(&tree, "", &top, "", flags).map_err(|it| failed(it.into()))
+        attach_at_mount(source, target, access, MoveMountFlags::MOVE_MOUNT_BENEATH)
+    }
+
+    fn bind_over(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError> {
+        attach_at_mount(source, target, access, MoveMountFlags::empty())
     }
 
     /// Without `MNT_FORCE` the kernel sends nothing to the server.
@@ -260,6 +256,16 @@ fn has_changed(table: &File) -> io::Result<bool> {
 /// directory.
 fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
     open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// As `bind`, where something is mounted. `O_PATH` does not ask the server of that mount.
+fn attach_at_mount(source: &Path, target: &Path, access: Access, how: MoveMountFlags) -> Result<(), HostError> {
+    let failed =
+        |cause: io::Error| HostError::Bind { source_path: source.to_owned(), target: target.to_owned(), cause };
+    let top = open_directory(target).map_err(|it| failed(it.into()))?;
+    let tree = copy_with(source, access).map_err(failed)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH | how;
+    move_mount(&tree, "", &top, "", flags).map_err(|it| failed(it.into()))
 }
 
 /// Opens a directory to mount on. A mount point is refused, because its mount would be hidden.

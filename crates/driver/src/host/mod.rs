@@ -50,6 +50,10 @@ pub trait Host: Send + Sync + 'static {
     /// its place without a moment in which the bare directory is visible. Needs Linux 6.5.
     fn bind_beneath(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError>;
 
+    /// Bind-mount `source` over the topmost mount at `target`, which stays and is covered. The new mount appears wherever that one
+    /// propagates to: also in containers that have it as a volume with `HostToContainer`.
+    fn bind_over(&self, source: &Path, target: &Path, access: Access) -> Result<(), HostError>;
+
     /// Remove the topmost mount at a path. Nothing mounted or no such path is success. A mount with open files is
     /// [`HostError::Busy`] and stays; one that cannot be reached by its path is [`HostError::Hidden`].
     fn unmount(&self, at: &Path) -> Result<(), HostError>;

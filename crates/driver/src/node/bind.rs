@@ -22,8 +22,8 @@ const BUSY_RETRY: Duration = Duration::from_millis(20);
 /// The mode of the parent directories, which kubelet creates.
 const TARGET_MODE: u32 = 0o750;
 
-/// Ensures that the target is a bind mount of the source with this access, and that it answers. An outdated bind of ours is
-/// replaced.
+/// Ensures that the target is a bind mount of the source with this access, and that it answers. A dead bind of ours is covered, an
+/// outdated one is replaced; in neither case is there a moment in which writes would reach the bare directory.
 pub fn ensure(
     host: &dyn Host,
     source: &Path,
@@ -55,8 +55,17 @@ pub fn ensure(
         if mount.device != device {
             mounted = MountOutcome::Remounted;
         }
+        if mount.device != device && is_dead(host, target, deadline) {
+            if table.all_at(target).nth(1).is_none() {
+                tracing::info!(?target, "mounting over a dead mount");
+                return cover(host, source, device, target, access, deadline).map(|()| mounted);
+            }
+            tracing::info!(?target, "removing a dead mount that covers another one");
+            host.detach(target).map_err(|cause| PublishError::Target { target: target.clone(), cause })?;
+            continue;
+        }
         tracing::info!(?target, "replacing a bind mount of another source or with other access");
-        // Without a moment in which writes would reach the bare directory, where the kernel can do that.
+        // Where the kernel can do that (Linux 6.5).
         if !is_replaced {
             match host.bind_beneath(source, target, access) {
                 Ok(()) => is_replaced = true,
@@ -71,6 +80,29 @@ pub fn ensure(
         cause,
     })?;
     check_alive(host, device, target, deadline).map(|()| mounted)
+}
+
+/// A dead mount answers at once, whatever has become of its engine.
+fn is_dead(host: &dyn Host, target: &Path, deadline: Instant) -> bool {
+    matches!(host.probe(target, deadlines::within(deadlines::CHECK, deadline)), Probe::Dead(_))
+}
+
+/// Mounts over a dead mount instead of replacing it: in running containers the volume is a copy of that mount, and only what is mounted
+/// on it propagates to them. It is removed with the target.
+fn cover(
+    host: &dyn Host,
+    source: &Path,
+    device: Device,
+    target: &Path,
+    access: Access,
+    deadline: Instant,
+) -> Result<(), PublishError> {
+    host.bind_over(source, target, access).map_err(|cause| PublishError::Bind {
+        source_path: source.to_owned(),
+        target: target.to_owned(),
+        cause,
+    })?;
+    check_alive(host, device, target, deadline)
 }
 
 /// Checks that the target is the engine's own file system and that it is alive.
@@ -166,25 +198,51 @@ mod tests {
         assert_eq!(host.mounts().len(), 1, "the source stays");
     }
 
+    /// Mounts another source in place of the first one, and returns its device.
+    fn replace_source(host: &FakeHost) -> Device {
+        host.detach(Path::new(SOURCE)).unwrap();
+        let options = FuseOptions { access: Access::ReadWrite, allow_other: true };
+        host.mount_fuse(Path::new(SOURCE), &options).unwrap();
+        host.mounts().iter().find(|it| it.at == Path::new(SOURCE)).unwrap().device
+    }
+
+    #[track_caller]
+    fn check_ensured(host: &FakeHost, device: Device, expected: &[Device]) {
+        let (source, target) = (Path::new(SOURCE), Path::new(TARGET));
+        let deadline = Instant::now() + Duration::from_mins(1);
+        let outcome = ensure(host, source, device, target, Access::ReadWrite, deadline).unwrap();
+        assert_eq!(outcome, MountOutcome::Remounted);
+        let at_target: Vec<Device> =
+            host.mounts().into_iter().filter(|it| it.at == target).map(|it| it.device).collect();
+        assert_eq!(at_target, expected);
+        let again = ensure(host, source, device, target, Access::ReadWrite, deadline).unwrap();
+        assert_eq!(again, MountOutcome::AlreadyMounted);
+    }
+
     #[test]
-    fn a_dead_target_is_replaced_with_and_without_a_kernel_that_can_swap_mounts() {
+    fn an_outdated_target_is_replaced_with_and_without_a_kernel_that_can_swap_mounts() {
         // The first call succeeds, or fails.
         for failing in [2, 1] {
             let (host, _) = bound();
             host.fail(Operation::BindBeneath, failing, Errno::INVAL);
-            host.detach(Path::new(SOURCE)).unwrap();
-            let options = FuseOptions { access: Access::ReadWrite, allow_other: true };
-            host.mount_fuse(Path::new(SOURCE), &options).unwrap();
-            let device = host.mounts().iter().find(|it| it.at == Path::new(SOURCE)).unwrap().device;
-            let deadline = Instant::now() + Duration::from_mins(1);
-            let (source, target) = (Path::new(SOURCE), Path::new(TARGET));
-            let outcome = ensure(&host, source, device, target, Access::ReadWrite, deadline).unwrap();
-            assert_eq!(outcome, MountOutcome::Remounted);
-            let at_target: Vec<Mount> = host.mounts().into_iter().filter(|it| it.at == target).collect();
-            assert_eq!(at_target.iter().map(|it| it.device).collect::<Vec<_>>(), [device]);
-            let again = ensure(&host, source, device, target, Access::ReadWrite, deadline).unwrap();
-            assert_eq!(again, MountOutcome::AlreadyMounted);
+            let device = replace_source(&host);
+            check_ensured(&host, device, &[device]);
         }
+    }
+
+    #[test]
+    fn a_dead_target_is_covered_and_a_dead_cover_is_removed_first() {
+        let (host, first) = bound();
+        host.abort(first).unwrap();
+        let second = replace_source(&host);
+        check_ensured(&host, second, &[first, second]);
+        assert!(!host.calls().contains(&Call::Detach { at: TARGET.into() }), "running containers have the dead mount");
+
+        host.abort(second).unwrap();
+        let third = replace_source(&host);
+        check_ensured(&host, third, &[first, third]);
+        remove(&host, Path::new(TARGET), Failpoints::default()).unwrap();
+        assert!(!host.mounts().iter().any(|it| it.at == Path::new(TARGET)));
     }
 
     #[test]

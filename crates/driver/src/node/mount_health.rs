@@ -3,7 +3,7 @@
 //! A file system that does not answer is probed only once: the probe stays open until it is answered or the mount is gone, so
 //! frequent checks do not accumulate blocked threads.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -80,7 +80,10 @@ impl MountHealth {
         };
         let mut found: BTreeMap<Device, PathBuf> = BTreeMap::new();
         let mut targets = 0;
-        for mount in table.beneath(&self.kubelet).filter(|it| it.is_ours()) {
+        // Dead mounts that are covered by new ones are no longer in use.
+        let covering: BTreeSet<_> = table.beneath(&self.kubelet).map(|it| (it.parent, it.at.as_path())).collect();
+        let is_covered = |it: &Mount| covering.contains(&(it.id, it.at.as_path()));
+        for mount in table.beneath(&self.kubelet).filter(|it| it.is_ours() && !is_covered(it)) {
             let is_source = self.is_source(mount);
             targets += usize::from(!is_source);
             let at = found.entry(mount.device).or_insert_with(|| mount.at.clone());

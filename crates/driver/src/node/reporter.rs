@@ -121,8 +121,8 @@ impl Reporter {
                     format!(": kubectl delete pod --namespace {} {}", it.namespace, it.name)
                 });
                 let note = format!(
-                    "the mount of bucket {bucket:?} was dead and was mounted again, served by {served_by}; running containers keep \
-                     the dead mount until they are restarted{restart}"
+                    "the mount of bucket {bucket:?} was dead and was mounted again, served by {served_by}; running containers \
+                     without mountPropagation HostToContainer keep the dead mount until they are restarted{restart}"
                 );
                 Some((EventType::Warning, "VolumeRemounted", note))
             }

@@ -1,4 +1,4 @@
-//! A dead mount is replaced without a moment in which its directory is bare.
+//! A mount is replaced or covered without a moment in which its directory is bare.
 
 use std::fs;
 
@@ -29,6 +29,36 @@ fn a_dead_mount_is_swapped_for_another_wherever_it_propagates() {
             assert!(world.mounted_at(path).read_only);
         }
         for path in [&target, &peer, &shared, &source, &dead] {
+            world.kernel.unmount(path).unwrap();
+        }
+    });
+}
+
+/// As in a running container, whose volume is a copy of the mount at the target.
+#[test]
+fn what_covers_a_dead_mount_appears_where_a_copy_of_that_mount_is() {
+    check(|world| {
+        let (source, dead) = (world.tmpfs("source"), world.directory("dead"));
+        let (shared, volume) = (world.tmpfs("shared"), world.directory("volume"));
+        mount_change(&shared, MountPropagationFlags::SHARED).unwrap();
+        let target = world.directory("shared/target");
+        fs::write(source.join("file"), "content").unwrap();
+        drop(world.kernel.mount_fuse(&dead, &WRITABLE).unwrap());
+        world.kernel.bind(&dead, &target, Access::ReadWrite).unwrap();
+        mount_bind(&target, &volume).unwrap();
+        mount_change(&volume, MountPropagationFlags::DOWNSTREAM).unwrap();
+        assert_eq!(world.errno_of_probe(&volume), NOT_CONNECTED);
+
+        world.kernel.bind_over(&source, &target, Access::ReadOnly).unwrap();
+        for path in [&target, &volume] {
+            assert_eq!(fs::read(path.join("file")).unwrap(), b"content");
+            assert!(world.mounted_at(path).read_only);
+        }
+        world.kernel.unmount(&target).unwrap();
+        for path in [&target, &volume] {
+            assert_eq!(world.errno_of_probe(path), NOT_CONNECTED);
+        }
+        for path in [&target, &volume, &shared, &source, &dead] {
             world.kernel.unmount(path).unwrap();
         }
     });

@@ -40,7 +40,7 @@ pub const SPOOLED: u32 = 16;
 
 /// Flag of a staged file: its bytes are in the staging directory, not in the spool.
 pub const IN_DIRECTORY: u32 = 32;
-/// Flag of a staged file: it is being made, nothing was acknowledged yet. A successor drops it.
+/// Flag of a staged file: it is being made, and nothing was acknowledged yet, or it is being dropped. A successor drops it.
 pub const INCOMPLETE: u32 = 64;
 
 #[repr(C)]

@@ -15,4 +15,4 @@ pub use audit::AuditEvent;
 pub use control_plane::{ControlPlane, ControlPlaneError};
 pub use controller::{CONTROLLER_ACCOUNT, ControllerOptions};
 pub use kube::KubectlError;
-pub use nodes::{Cluster, ClusterError, ClusterHost, ServiceAction};
+pub use nodes::{Cluster, ClusterError, ClusterHost, STORE_ADMINISTRATOR, STORE_ENDPOINT, ServiceAction};

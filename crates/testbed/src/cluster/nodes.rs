@@ -16,6 +16,12 @@ use crate::versitygw;
 use super::audit::{self, AuditEvent};
 use super::kube::{self, KubectlError};
 
+/// The cluster's S3 server, as Pods reach it.
+pub const STORE_ENDPOINT: &str = "http://10.200.0.1:7070";
+
+/// The keys of its administrator.
+pub const STORE_ADMINISTRATOR: (&str, &str) = ("testbed", "testbed-NeverPrintThis");
+
 /// A running cluster. Dropping it takes it down; so does the end of this process, however it comes.
 pub struct Cluster {
     directory: PathBuf,
@@ -44,7 +50,7 @@ pub enum ServiceAction {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    #[error("Kubernetes is missing")]
+    #[error("a program of the cluster is missing")]
     Missing {
         #[source]
         cause: MissingProgram,
@@ -198,6 +204,20 @@ impl Cluster {
     /// An object's content, read behind the server's back.
     pub fn object(&self, bucket: &str, key: &str) -> Option<Vec<u8>> {
         fs::read(self.bucket(bucket).join(key)).ok()
+    }
+
+    /// Runs a command of the S3 server's administration (`versitygw admin …`) with the keys of one of its users.
+    pub fn administer_store(
+        &self,
+        (access_key, secret_key): (&str, &str),
+        arguments: &[&str],
+    ) -> Result<String, ClusterError> {
+        let program = environment::tool("versitygw").map_err(|cause| ClusterError::Missing { cause })?;
+        let keys = [format!("ADMIN_ACCESS_KEY={access_key}"), format!("ADMIN_SECRET_KEY={secret_key}")];
+        let program = program.to_string_lossy();
+        let admin =
+            ["env", &keys[0], &keys[1], &program, "admin", "--allow-insecure", "--endpoint-url", STORE_ENDPOINT];
+        self.run(ClusterHost::ControlPlane, &[&admin, arguments].concat())
     }
 
     /// Where the objects of a bucket lie, as plain files.

@@ -1,8 +1,9 @@
 //! The kill matrix: which part of the driver or its surroundings is ended, how, with which strategy and under which workload, and what
 //! the application may see. The table is complete; a cell that is not measured names the test that shows it, or its reason.
 //!
-//! `run` measures a row, `work` is the workload, and `page` writes docs/reliability-matrix.md.
+//! `run` measures a row, `disrupt` ends the part, `work` is the workload, and `page` writes docs/reliability-matrix.md.
 
+pub mod disrupt;
 pub mod page;
 pub mod run;
 mod table;

@@ -1,19 +1,66 @@
-//! docs/reliability-matrix.md: the whole table, with the results of a run.
+//! docs/reliability-matrix.md: the whole table, with the results of the last run of each row.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::run::CellResult;
-use super::{Expectation, MatrixRow, MatrixStrategy, MatrixWorkload, rows};
+use super::{Disruption, Expectation, MatrixRow, MatrixStrategy, MatrixWorkload, Victim, rows};
 
 /// Cells of a measured row, in the order of [`MatrixWorkload::ALL`], by strategy, victim and disruption.
 pub type PageCells = BTreeMap<(&'static str, String, String), Vec<String>>;
 
-/// The results that the tests of one strategy have written.
-pub type StrategyResults = BTreeMap<String, BTreeMap<String, CellResult>>;
+/// The cells of a row by the names of its workloads. None if the row has failed.
+pub type RowResults = BTreeMap<String, CellResult>;
+
+/// What the page has for a row that was never run.
+pub const NOT_RUN: &str = "not run";
+
+/// What the page has for a row whose last run has failed.
+const FAILED: &str = "failed";
+
+/// What the page has for a workload that a strategy does not have.
+const MISSING: &str = "–";
+
+/// The rows that are to be run, such as `daemon/S3 server;pod/`: beginnings of their names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowFilter(Vec<String>);
+
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no row of the kill matrix begins with {beginning:?}; one of them is \"daemon/node plugin, kill -9\"")]
+pub struct UnknownRow {
+    beginning: String,
+}
+
+impl RowFilter {
+    pub fn parse(text: &str) -> Result<Self, UnknownRow> {
+        let beginnings: Vec<String> =
+            text.split(';').map(str::trim).filter(|it| !it.is_empty()).map(str::to_owned).collect();
+        let names: Vec<String> = measured().map(|(strategy, victim, by)| row_name(strategy, victim, by)).collect();
+        match beginnings.iter().find(|it| !names.iter().any(|name| name.starts_with(it.as_str()))) {
+            Some(unknown) => Err(UnknownRow { beginning: unknown.clone() }),
+            None => Ok(Self(beginnings)),
+        }
+    }
+
+    pub fn accepts(&self, name: &str) -> bool {
+        self.0.iter().any(|it| name.starts_with(it.as_str()))
+    }
+}
+
+/// What a row is called on the command line, in the output and in the directory of results.
+pub fn row_name(strategy: MatrixStrategy, victim: Victim, disruption: Disruption) -> String {
+    format!("{}/{}, {}", strategy.name(), victim.name(), disruption.name())
+}
+
+fn measured() -> impl Iterator<Item = (MatrixStrategy, Victim, Disruption)> {
+    MatrixStrategy::ALL.into_iter().flat_map(|strategy| {
+        let is_measured = |row| matches!(row, MatrixRow::Measured(_));
+        rows(strategy).filter(move |it| is_measured(it.2)).map(move |(victim, by, _)| (strategy, victim, by))
+    })
+}
 
 const HEAD: &str = "# Kill matrix
 
@@ -30,7 +77,8 @@ is replaced after two (`--frozen-after 2s`; ten with strategy `systemd`).
 
 Each row verifies that every file that was closed or synced without an error is in the bucket as a whole, that a file
 whose writer got an error is there as a whole or not at all, that the mount is the same one, and that no mount, process,
-unit, directory or credential is left at the end. Rows that a run did not reach say \"not run\".
+unit, directory or credential is left at the end. Each row has the figures of its last run:
+`make kill-matrix ROWS='daemon/S3 server;pod/'` runs some of them, without `ROWS` all.
 
 | expected | meaning |
 |---|---|
@@ -71,24 +119,36 @@ impl CellResult {
     }
 }
 
-/// Writes the page from what the tests of all strategies have left in a directory.
-pub fn write(results: &Path, page: &Path) -> io::Result<()> {
-    let mut cells = PageCells::new();
-    for strategy in MatrixStrategy::ALL {
-        let file = results.join(format!("{}.json", strategy.name()));
-        let text = fs::read_to_string(&file).map_err(|it| io::Error::other(format!("{}: {it}", file.display())))?;
-        let rows: StrategyResults = serde_json::from_str(&text)?;
-        for (row, found) in rows {
-            let (victim, disruption) = row.split_once(", ").unwrap_or((&row, ""));
-            let text = |it: &MatrixWorkload| found.get(it.name()).map_or_else(|| "–".to_owned(), CellResult::text);
-            let row = MatrixWorkload::ALL.iter().map(text).collect();
-            cells.insert((strategy.name(), victim.to_owned(), disruption.to_owned()), row);
-        }
+/// Keeps the results of a row in a directory, in place of those of an earlier run.
+pub fn keep(results: &Path, row: &str, found: &RowResults) -> io::Result<()> {
+    let file = file_of(results, row);
+    fs::create_dir_all(file.parent().unwrap_or(results))?;
+    fs::write(file, serde_json::to_string_pretty(found)?)
+}
+
+fn file_of(results: &Path, row: &str) -> PathBuf {
+    results.join(format!("{row}.json"))
+}
+
+/// Writes the results that are in a directory to the page. Other rows stay as they are.
+pub fn update(results: &Path, page: &Path) -> io::Result<()> {
+    let mut cells = parse(&fs::read_to_string(page)?);
+    for (strategy, victim, disruption) in measured() {
+        let text = match fs::read_to_string(file_of(results, &row_name(strategy, victim, disruption))) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        let found: RowResults = serde_json::from_str(&text)?;
+        let absent = if found.is_empty() { FAILED } else { MISSING };
+        let text = |it: &MatrixWorkload| found.get(it.name()).map_or_else(|| absent.to_owned(), CellResult::text);
+        let key = (strategy.name(), victim.name().to_owned(), disruption.name().to_owned());
+        cells.insert(key, MatrixWorkload::ALL.iter().map(text).collect());
     }
     fs::write(page, render(&cells))
 }
 
-/// The whole page. Cells that were not measured are empty.
+/// The whole page.
 pub fn render(cells: &PageCells) -> String {
     let mut page = HEAD.to_owned();
     for strategy in MatrixStrategy::ALL {
@@ -102,8 +162,9 @@ pub fn render(cells: &PageCells) -> String {
             let _ = write!(page, "| {} | {} | {} |", victim.name(), disruption.name(), expectation.name());
             let key = (strategy.name(), victim.name().to_owned(), disruption.name().to_owned());
             let found = cells.get(&key);
-            for number in 0..MatrixWorkload::ALL.len() {
-                let _ = write!(page, " {} |", found.and_then(|it| it.get(number)).map_or("", String::as_str));
+            for (number, workload) in MatrixWorkload::ALL.iter().enumerate() {
+                let absent = if workload.missing(strategy).is_some() { MISSING } else { NOT_RUN };
+                let _ = write!(page, " {} |", found.and_then(|it| it.get(number)).map_or(absent, String::as_str));
             }
             page.push('\n');
         }
@@ -152,4 +213,46 @@ pub fn parse(page: &str) -> PageCells {
         }
     }
     cells
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_chosen_by_the_beginning_of_their_name() {
+        let filter = RowFilter::parse("daemon/S3 server; pod/node plugin, kill").unwrap();
+        assert!(filter.accepts("daemon/S3 server, kill -9") && filter.accepts("daemon/S3 server, SIGSTOP"));
+        assert!(filter.accepts("pod/node plugin, kill -9") && !filter.accepts("pod/node plugin, SIGSTOP"));
+        let unknown = RowFilter::parse("daemon/").and(RowFilter::parse("daemon/kubelet")).unwrap_err();
+        assert!(unknown.to_string().contains("\"daemon/kubelet\""), "{unknown}");
+    }
+
+    #[test]
+    fn a_run_of_some_rows_changes_these_rows_of_the_page() {
+        let directory = tempfile::tempdir().unwrap();
+        let (results, page) = (directory.path().join("results"), directory.path().join("page.md"));
+        fs::write(&page, render(&PageCells::new())).unwrap();
+        let row = |number: usize| {
+            let cells = parse(&fs::read_to_string(&page).unwrap());
+            let (strategy, victim, disruption) = measured().nth(number).unwrap();
+            cells[&(strategy.name(), victim.name().to_owned(), disruption.name().to_owned())][0].clone()
+        };
+        let keep_row = |number: usize, found: &RowResults| {
+            let (strategy, victim, disruption) = measured().nth(number).unwrap();
+            keep(&results, &row_name(strategy, victim, disruption), found).unwrap();
+            update(&results, &page).unwrap();
+        };
+        let measured = |longest_ms| {
+            let result = CellResult { median_ms: 1, longest_ms, ..CellResult::default() };
+            RowResults::from([(MatrixWorkload::Idle.name().to_owned(), result)])
+        };
+        keep_row(0, &measured(2));
+        assert_eq!([row(0), row(1)], ["1 / 2 ms", NOT_RUN]);
+        fs::remove_dir_all(&results).unwrap();
+        keep_row(1, &measured(3));
+        assert_eq!([row(0), row(1)], ["1 / 2 ms", "1 / 3 ms"]);
+        keep_row(1, &RowResults::new());
+        assert_eq!([row(0), row(1)], ["1 / 2 ms", FAILED]);
+    }
 }

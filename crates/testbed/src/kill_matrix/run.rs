@@ -3,36 +3,29 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::process::Pid;
 use s3csi_s3_server::store::Store;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tonic::Status;
 
-use super::page::StrategyResults;
+use super::disrupt::{MatrixWorld, disrupt};
+use super::page::{self, RowFilter, row_name};
 use super::work::{self, DIRECTORY, LISTED, READ, WorkResult, WorkRound};
 use super::{Disruption, Expectation, MatrixStrategy, MatrixWorkload, Victim, measured_rows};
 use crate::environment::{self, product};
 use crate::fixture::Fixture;
-use crate::kubelet::CsiVolume;
-use crate::test_node::TestNode;
 use crate::wait::{SOON, wait_for, wait_for_some, wait_until};
-
-/// How long something stays stopped. Longer than `--frozen-after` in these tests.
-const STOPPED: Duration = Duration::from_secs(3);
-
-/// The arguments of a mounter in these tests: a frozen engine is replaced while the test looks.
-pub const MOUNTER_ARGUMENTS: [&str; 2] = ["--frozen-after", "2s"];
 
 /// How often a part is ended in a whole run. systemd starts a unit ten times in a minute.
 const WHOLE_TIMES: u32 = 3;
 
-/// Rounds that each workload does between two disruptions.
-const ROUNDS: usize = 3;
+/// Rounds that each workload ends between two disruptions: the one that it is in, and a whole one.
+const ROUNDS: usize = 2;
 
 /// Pods of the volume: three that share it, one that reads only, and for each round one that comes and one that goes.
 const SHARING: [u32; 3] = [1, 2, 3];
@@ -41,21 +34,6 @@ const PUBLISHED: u32 = 10;
 const UNPUBLISHED: u32 = 20;
 /// After all of it.
 const LAST: u32 = 30;
-
-/// A node whose parts can be ended.
-pub trait MatrixWorld {
-    fn test_node(&self) -> &TestNode<'_>;
-
-    fn store(&self) -> &dyn Store;
-
-    fn volume(&self, pod: u32) -> CsiVolume;
-
-    /// Ends or stops a part, and returns when it runs again.
-    fn disrupt(&mut self, victim: Victim, disruption: Disruption);
-
-    /// Nothing is published any more.
-    fn check_nothing_left(&mut self);
-}
 
 /// Which row is run, and how often.
 #[derive(Clone, Copy, Debug)]
@@ -83,46 +61,45 @@ pub fn pods(times: u32) -> Vec<u32> {
     SHARING.into_iter().chain([READ_ONLY, LAST]).chain(come_and_go).collect()
 }
 
-/// Lets a stopped part stay stopped for a while.
-pub fn wait_while_stopped() {
-    let _ = wait_until(Instant::now() + STOPPED, || false);
-}
-
-/// Waits until other processes have taken the place of these.
-#[track_caller]
-pub fn wait_for_others(before: &[Pid], now: impl Fn() -> Vec<Pid>) {
-    wait_for("other engines have taken over", || {
-        let now = now();
-        before.len() <= now.len() && !now.iter().any(|it| before.contains(it))
-    });
-}
-
-/// Runs the rows of a strategy, each in a fixture of its own: few in every run, all in `make soak`, which also keeps the results.
+/// Runs the rows of a strategy, each in a fixture of its own: few in every run; all of them, or those that were asked for, in
+/// `make kill-matrix`, which also keeps the results. A row that fails does not keep the others from being run.
 #[track_caller]
 pub fn run_matrix(strategy: MatrixStrategy, run: impl Fn(&Fixture, RowPlan) -> BTreeMap<String, CellResult>) {
     let results = environment::kill_matrix_results();
+    let wanted = environment::kill_matrix_rows().map(|it| RowFilter::parse(&it).unwrap());
     let times = if results.is_some() { WHOLE_TIMES } else { 1 };
-    let mut rows = StrategyResults::new();
+    let mut failed = Vec::new();
     for (victim, disruption, expectation) in measured_rows(strategy, results.is_some()) {
-        let name = format!("{}, {}", victim.name(), disruption.name());
-        let fixture = Fixture::new(&format!("matrix-{}-{victim:?}-{disruption:?}", strategy.name()));
+        let name = row_name(strategy, victim, disruption);
+        if wanted.as_ref().is_some_and(|it| !it.accepts(&name)) {
+            continue;
+        }
         let begun = Instant::now();
-        let found = run(&fixture, RowPlan { strategy, victim, disruption, expectation, times });
-        println!("{}: {name}: {:.1} s", strategy.name(), begun.elapsed().as_secs_f32());
+        let row = || {
+            let fixture = Fixture::new(&format!("matrix-{}-{victim:?}-{disruption:?}", strategy.name()));
+            run(&fixture, RowPlan { strategy, victim, disruption, expectation, times })
+        };
+        let Ok(found) = catch_unwind(AssertUnwindSafe(row)) else {
+            if let Some(directory) = &results {
+                page::keep(directory, &name, &BTreeMap::new()).unwrap();
+            }
+            failed.push(name);
+            continue;
+        };
+        println!("{name}: {:.1} s", begun.elapsed().as_secs_f32());
         for (workload, result) in &found {
             println!("  {workload}: {} {}", result.text(), result.first_error.as_deref().unwrap_or_default());
         }
-        rows.insert(name, found);
+        if let Some(directory) = &results {
+            page::keep(directory, &name, &found).unwrap();
+        }
     }
-    if let Some(directory) = results {
-        let text = serde_json::to_string_pretty(&rows).unwrap();
-        fs::write(directory.join(format!("{}.json", strategy.name())), text).unwrap();
-    }
+    assert!(failed.is_empty(), "these rows failed; each has its own message above: {failed:?}");
 }
 
 /// Runs all cells of a row. Panics if an application sees what it must not see, or something is lost or left.
 #[track_caller]
-pub fn run_row(world: &mut dyn MatrixWorld, fixture: &Fixture, plan: RowPlan) -> BTreeMap<String, CellResult> {
+pub fn run_row<'a>(world: &mut dyn MatrixWorld<'a>, fixture: &Fixture, plan: RowPlan) -> BTreeMap<String, CellResult> {
     let bucket = world.volume(SHARING[0]).bucket;
     seed(world.store(), &bucket);
     let targets = publish_all(world, plan);
@@ -132,13 +109,12 @@ pub fn run_row(world: &mut dyn MatrixWorld, fixture: &Fixture, plan: RowPlan) ->
     let mut begun = Vec::new();
     let (mut publishing, mut unpublishing) = (CellSamples::default(), CellSamples::default());
     for round in 0..plan.times {
-        wait_for_rounds(&workers, ROUNDS);
         begun.push(now());
         let (came, went) = (world.volume(PUBLISHED + round), world.volume(UNPUBLISHED + round));
         let clock = Instant::now();
         let publish = world.test_node().publish_in_background(&came);
         let unpublish = world.test_node().unpublish_in_background(&went);
-        world.disrupt(plan.victim, plan.disruption);
+        disrupt(world, plan.victim, plan.disruption);
         // kubelet repeats what failed.
         let node = world.test_node();
         let first = node.runtime.block_on(publish).unwrap().map(drop);
@@ -179,7 +155,7 @@ pub fn run_row(world: &mut dyn MatrixWorld, fixture: &Fixture, plan: RowPlan) ->
 
 /// Those who come later find a volume that works, and nothing is left when all are gone.
 #[track_caller]
-fn finish(world: &mut dyn MatrixWorld, plan: RowPlan, sub_path: &Path) {
+fn finish<'a>(world: &mut dyn MatrixWorld<'a>, plan: RowPlan, sub_path: &Path) {
     let last = world.volume(LAST);
     let target = world.test_node().publish(&last);
     assert!(fs::read(target.join(READ)).unwrap() == work::read_content(), "{plan:?}: other bytes");
@@ -207,7 +183,7 @@ fn seed(store: &dyn Store, bucket: &str) {
 
 /// The targets of those that share the volume, and of the one that reads only.
 #[track_caller]
-fn publish_all(world: &dyn MatrixWorld, plan: RowPlan) -> Vec<PathBuf> {
+fn publish_all<'a>(world: &dyn MatrixWorld<'a>, plan: RowPlan) -> Vec<PathBuf> {
     let is_shared = plan.strategy != MatrixStrategy::Systemd;
     let sharing = SHARING.iter().filter(|it| is_shared || **it == SHARING[0]);
     let mut targets: Vec<PathBuf> = sharing.map(|it| world.test_node().publish(&world.volume(*it))).collect();

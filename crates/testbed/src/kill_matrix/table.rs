@@ -77,9 +77,9 @@ const fn supervisor(strategy: MatrixStrategy, disruption: Disruption) -> MatrixR
     match (strategy, disruption) {
         (_, DeletePod | Evict) => no(A_PROCESS),
         (Pod, Kill) => no(FIRST_PROCESS),
-        (_, Stop) | (Daemon, Kill) => Measured(Pause),
-        // With SIGTERM, a file may grow beyond what is kept between the last look at it and the end of its engine.
-        (Daemon, Terminate) | (Systemd, Kill) => Measured(WriterError),
+        // With SIGTERM, engines serve on until what cannot be kept is stored.
+        (_, Stop) | (Daemon, Kill | Terminate) => Measured(Pause),
+        (Systemd, Kill) => Measured(WriterError),
         (Pod, Terminate) => no(AS_DELETED),
         (Systemd, Terminate) => shown(UNIT_STOPPED),
         (_, Restart) => no(AS_TERMINATED),
@@ -110,12 +110,12 @@ const fn node_plugin(disruption: Disruption) -> MatrixRow {
 
 const fn both(strategy: MatrixStrategy, disruption: Disruption) -> MatrixRow {
     match (strategy, disruption) {
-        // systemd holds the descriptors. For the other, see the supervisor.
-        (Systemd, Kill) | (Daemon, Terminate) => Measured(WriterError),
+        // systemd holds the descriptors.
+        (Systemd, Kill) => Measured(WriterError),
         (_, Kill) => Measured(Lost),
         (Systemd, Terminate) => shown(UNIT_STOPPED),
         (Pod, Terminate) => no(AS_DELETED),
-        (_, Stop) => Measured(Pause),
+        (_, Stop) | (Daemon, Terminate) => Measured(Pause),
         (_, Restart) => no(AS_TERMINATED),
         (_, DeletePod) => no("two Pods: see node plugin and whole container"),
         (_, Evict) => shown(DRAIN),

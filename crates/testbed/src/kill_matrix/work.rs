@@ -9,14 +9,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::Advice;
 
 use super::MatrixWorkload;
+use crate::input;
 use crate::noise::noise;
 
 /// Between two rounds. It is also how the process notices its end: its standard input is closed.
-const REST: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+const REST: Duration = Duration::from_millis(5);
 
 /// The object that readers read, in the root and in [`DIRECTORY`].
 pub const READ: &str = "read";
@@ -177,10 +177,10 @@ pub fn run(number: usize, directory: &Path, files: &Path) -> io::Result<()> {
     };
     if workload == MatrixWorkload::Idle {
         note(&mut || WorkResult::Good)?;
-        while !is_input_closed() {}
+        while !input::is_closed(REST) {}
         return note(&mut || judge(read(directory, &open, &expected, 0)));
     }
-    while !is_input_closed() {
+    while !input::is_closed(REST) {
         rounds += 1;
         note(&mut || match workload {
             MatrixWorkload::WritingSmall => write_small(directory, files, rounds),
@@ -193,13 +193,6 @@ pub fn run(number: usize, directory: &Path, files: &Path) -> io::Result<()> {
         })?;
     }
     Ok(())
-}
-
-fn is_input_closed() -> bool {
-    let input = io::stdin();
-    let mut watched = [PollFd::new(&input, PollFlags::IN)];
-    let polled = rustix::event::poll(&mut watched, Some(&REST));
-    polled.is_ok() && watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }
 
 fn judge(result: io::Result<()>) -> WorkResult {

@@ -18,7 +18,7 @@ fn text(value: &Value) -> String {
 
 /// The Mountpoint Pod that serves a volume, by name and UID.
 #[track_caller]
-fn server(volume: &str) -> (String, String) {
+pub fn server(volume: &str) -> (String, String) {
     let metadata = &wait_for_serving_pod(volume)["metadata"];
     (text(&metadata["name"]), text(&metadata["uid"]))
 }
@@ -38,7 +38,7 @@ fn wait_for_another_server(volume: &str, (name, uid): &(String, String)) -> (Str
 
 /// The first process of a mounter's container; the kernel ends all others with it.
 #[track_caller]
-fn mounter_of(pod: &str) -> Pid {
+pub fn mounter_of(pod: &str) -> Pid {
     let found = processes::running("s3csi-mounter", Path::new(&format!("HOSTNAME={pod}")));
     let [mounter] = found.as_slice() else { panic!("the mounters of {pod}: {found:?}") };
     *mounter
@@ -51,7 +51,7 @@ fn kill_container(pod: &str) {
 
 /// Nothing that served a volume is left after its last workload.
 #[track_caller]
-fn finish(workload: SteadyWorkload, volume: &str) {
+pub fn finish(workload: SteadyWorkload, volume: &str) {
     workload.finish();
     eventually("nothing is left of what served the volume", || {
         let selector = format!("labelSelector={DRIVER}/volume-name={volume}");

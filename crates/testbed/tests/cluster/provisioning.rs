@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::{LazyLock, PoisonError, RwLock};
 
 use rustix::fs::getxattr;
-use s3csi_testbed::cluster::{Cluster, ClusterHost};
+use s3csi_testbed::cluster::{Cluster, STORE_ADMINISTRATOR};
 use s3csi_testbed::{environment, image};
 use serde_json::Value;
 
@@ -146,12 +146,9 @@ fn delete_volume_of(namespace: &str, pod: &str, claim: &str) {
 /// A user of the store who may create buckets; returns the secret key.
 #[track_caller]
 fn create_user(name: &str) -> String {
-    let versitygw = environment::tool("versitygw").unwrap();
     let secret = format!("{name}-NeverPrintThis");
-    let keys = ["ADMIN_ACCESS_KEY=testbed", "ADMIN_SECRET_KEY=testbed-NeverPrintThis"];
-    let admin = [versitygw.to_str().unwrap(), "admin", "--allow-insecure", "--endpoint-url", "http://10.200.0.1:7070"];
     let user = ["create-user", "--access", name, "--secret", &secret, "--role", "userplus"];
-    CLUSTER.run(ClusterHost::ControlPlane, &[&["env"], &keys[..], &admin, &user].concat()).unwrap();
+    CLUSTER.administer_store(STORE_ADMINISTRATOR, &user).unwrap();
     secret
 }
 

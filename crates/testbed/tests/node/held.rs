@@ -224,6 +224,32 @@ fn a_stopping_mounter_serves_all_mounts_until_a_big_file_is_stored() {
 }
 
 #[test]
+fn a_stopping_mounter_serves_until_a_node_plugin_holds_its_mounts_again() {
+    let fixture = Fixture::new("held-stop-alone");
+    let mut world = World::start(&fixture);
+    world.store.put_object(BUCKET, "file", b"x").unwrap();
+    let target = world.publish(&volume(1));
+    let (before, engine) = (device(&target), world.engine());
+    let reader = SteadyReader::start(&target, "file", b"x");
+    world.kill_node();
+    world.mounter().signal(Signal::TERM);
+    world.mounter().wait_for_log("stop requested");
+    reader.wait_for_rounds(20);
+    assert_eq!(world.engine(), engine, "without a node plugin nothing would hold the mount");
+    assert!(world.mounter().is_running());
+    world.start_node();
+    world.mounter().wait_for_log("mounts released for the next mounter");
+    assert!(world.mounter().wait_for_end().success());
+    world.start_mounter();
+    reader.wait_for_rounds(5);
+    reader.finish_without_errors();
+    assert_eq!(device(&target), before, "it is the same mount");
+    assert_ne!(world.engine(), engine);
+    world.unpublish(&volume(1));
+    world.check_nothing_left();
+}
+
+#[test]
 fn a_stopping_node_plugin_waits_until_its_mounts_are_served() {
     let fixture = Fixture::new("held-node-stop");
     let mut world = World::start(&fixture);

@@ -1,15 +1,15 @@
 //! The kill matrix with strategy `daemon`.
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use s3csi_s3_server::Transport;
 use s3csi_s3_server::store::Store;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kill_matrix::run::{
-    MOUNTER_ARGUMENTS, MatrixWorld, run_matrix, run_row, wait_for_others, wait_while_stopped,
+use s3csi_testbed::kill_matrix::disrupt::{
+    MOUNTER_ARGUMENTS, MatrixWorld, signal, stop_for_a_while, wait_while_stopped,
 };
+use s3csi_testbed::kill_matrix::run::{run_matrix, run_row};
 use s3csi_testbed::kill_matrix::{Disruption, MatrixStrategy, Victim};
 use s3csi_testbed::kubelet::CsiVolume;
-use s3csi_testbed::processes;
 use s3csi_testbed::test_node::TestNode;
 use s3csi_testbed::versitygw::Versitygw;
 use s3csi_testbed::wait::wait_for;
@@ -43,33 +43,6 @@ impl<'a> DaemonWorld<'a> {
         Self { world, versitygw, fixture }
     }
 
-    fn start_mounter(&mut self) {
-        self.world.start_mounter_with(&MOUNTER_ARGUMENTS);
-    }
-
-    /// Mounter and engines.
-    fn container(&self) -> Vec<Pid> {
-        [self.world.mounter().pid()].into_iter().chain(self.world.engine_processes()).collect()
-    }
-
-    fn kill_container(&mut self) {
-        for process in self.container() {
-            // One of them may have ended with another.
-            let _ = kill_process(process, Signal::KILL);
-        }
-        self.world.kill_mounter();
-    }
-
-    fn stop(processes: &[Pid]) {
-        for process in processes {
-            processes::freeze(*process);
-        }
-        wait_while_stopped();
-        for process in processes {
-            let _ = kill_process(*process, Signal::CONT);
-        }
-    }
-
     /// Kubelet starts each of them again when it has ended.
     fn terminate_both(&mut self) {
         self.world.node().signal(Signal::TERM);
@@ -79,29 +52,22 @@ impl<'a> DaemonWorld<'a> {
             self.world.wait_for_end_of_node();
             self.world.start_node();
             assert!(self.world.mounter().wait_for_end().success());
-            self.start_mounter();
+            self.start_container();
         } else {
-            self.start_mounter();
+            self.start_container();
             self.world.wait_for_end_of_node();
             self.world.start_node();
         }
     }
-
-    fn disrupt_engine(&self, disruption: Disruption) {
-        let engines = self.world.engine_processes();
-        match disruption {
-            Disruption::Stop => engines.iter().for_each(|it| processes::freeze(*it)),
-            Disruption::Restart => self.world.mounter().signal(Signal::USR1),
-            Disruption::Terminate => engines.iter().for_each(|it| kill_process(*it, Signal::TERM).unwrap()),
-            _ => engines.iter().for_each(|it| kill_process(*it, Signal::KILL).unwrap()),
-        }
-        wait_for_others(&engines, || self.world.engine_processes());
-    }
 }
 
-impl MatrixWorld for DaemonWorld<'_> {
-    fn test_node(&self) -> &TestNode<'_> {
+impl<'a> MatrixWorld<'a> for DaemonWorld<'a> {
+    fn test_node(&self) -> &TestNode<'a> {
         &self.world
+    }
+
+    fn test_node_mut(&mut self) -> &mut TestNode<'a> {
+        &mut self.world
     }
 
     fn store(&self) -> &dyn Store {
@@ -115,48 +81,38 @@ impl MatrixWorld for DaemonWorld<'_> {
         volume(pod)
     }
 
+    fn supervisors(&self) -> Vec<Pid> {
+        vec![self.world.mounter().pid()]
+    }
+
+    fn engines(&self) -> Vec<Pid> {
+        self.world.engine_processes()
+    }
+
+    fn kill_container(&mut self) {
+        signal(&[self.supervisors(), self.engines()].concat(), Signal::KILL);
+        self.world.kill_mounter();
+    }
+
+    fn start_container(&mut self) {
+        self.world.start_mounter_with(&MOUNTER_ARGUMENTS);
+    }
+
     fn disrupt(&mut self, victim: Victim, disruption: Disruption) {
         match (victim, disruption) {
-            (Victim::Engine, _) => self.disrupt_engine(disruption),
             (Victim::Supervisor, Disruption::Kill) => {
                 self.world.kill_mounter();
-                self.start_mounter();
+                self.start_container();
             }
-            (Victim::Supervisor, Disruption::Stop) => Self::stop(&[self.world.mounter().pid()]),
-            (Victim::Supervisor, _) => {
+            (Victim::Supervisor, Disruption::Terminate) => {
                 assert!(self.world.mounter().terminate().success());
-                self.start_mounter();
+                self.start_container();
             }
-            (Victim::Container, Disruption::Kill) => {
-                self.kill_container();
-                self.start_mounter();
-            }
-            (Victim::Container, _) => Self::stop(&self.container()),
-            (Victim::NodePlugin, Disruption::Kill) => {
-                self.world.kill_node();
-                self.world.start_node();
-            }
-            (Victim::NodePlugin, Disruption::Stop) => Self::stop(&[self.world.node().pid()]),
-            (Victim::NodePlugin, _) => {
-                self.world.stop_node();
-                self.world.start_node();
-            }
-            (Victim::Both, Disruption::Kill) => {
-                kill_process(self.world.node().pid(), Signal::KILL).unwrap();
-                self.kill_container();
-                self.world.kill_node();
-                self.start_mounter();
-                self.world.start_node();
-            }
-            (Victim::Both, Disruption::Stop) => {
-                let all: Vec<Pid> = [self.world.node().pid()].into_iter().chain(self.container()).collect();
-                Self::stop(&all);
-            }
-            (Victim::Both, _) => self.terminate_both(),
+            (Victim::Both, Disruption::Terminate) => self.terminate_both(),
             (Victim::S3Server, Disruption::Stop) => {
-                Self::stop(&[self.versitygw.as_ref().expect("the S3 server").process().pid()]);
+                stop_for_a_while(&[self.versitygw.as_ref().expect("the S3 server").process().pid()]);
             }
-            (Victim::S3Server, _) => {
+            (Victim::S3Server, Disruption::Kill) => {
                 let store = self.versitygw.as_mut().expect("the S3 server");
                 store.process().kill();
                 wait_while_stopped();

@@ -1,14 +1,12 @@
 //! The kill matrix with strategy `pod`, on a node without kubelet: the test starts the mounters of Mountpoint Pods.
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal};
 use s3csi_s3_server::store::Store;
 use s3csi_testbed::fixture::Fixture;
-use s3csi_testbed::kill_matrix::run::{
-    MOUNTER_ARGUMENTS, MatrixWorld, pods, run_matrix, run_row, wait_for_others, wait_while_stopped,
-};
+use s3csi_testbed::kill_matrix::disrupt::{MOUNTER_ARGUMENTS, MatrixWorld, signal};
+use s3csi_testbed::kill_matrix::run::{pods, run_matrix, run_row};
 use s3csi_testbed::kill_matrix::{Disruption, MatrixStrategy, Victim};
 use s3csi_testbed::kubelet::CsiVolume;
-use s3csi_testbed::processes;
 use s3csi_testbed::test_node::TestNode;
 use s3csi_testbed::wait::wait_for;
 
@@ -27,43 +25,6 @@ impl<'a> PodWorld<'a> {
         Self { world, pod }
     }
 
-    /// Mounter and engine.
-    fn container(&self) -> Vec<Pid> {
-        [self.pod.mounter().pid()].into_iter().chain(self.world.engines_of(&self.pod)).collect()
-    }
-
-    fn start_mounter(&mut self) {
-        self.pod = self.world.start_mounter(&self.pod, &MOUNTER_ARGUMENTS);
-    }
-
-    fn kill_container(&mut self) {
-        for process in self.container() {
-            let _ = kill_process(process, Signal::KILL);
-        }
-        self.world.kill_mounter(&self.pod);
-    }
-
-    fn stop(processes: &[Pid]) {
-        for process in processes {
-            processes::freeze(*process);
-        }
-        wait_while_stopped();
-        for process in processes {
-            let _ = kill_process(*process, Signal::CONT);
-        }
-    }
-
-    fn disrupt_engine(&self, disruption: Disruption) {
-        let engines = self.world.engines();
-        match disruption {
-            Disruption::Stop => engines.iter().for_each(|it| processes::freeze(*it)),
-            Disruption::Restart => self.pod.mounter().signal(Signal::USR1),
-            Disruption::Terminate => engines.iter().for_each(|it| kill_process(*it, Signal::TERM).unwrap()),
-            _ => engines.iter().for_each(|it| kill_process(*it, Signal::KILL).unwrap()),
-        }
-        wait_for_others(&engines, || self.world.engines());
-    }
-
     /// As the controller and kubelet do it: the next Mountpoint Pod runs before the first one has ended.
     fn move_to_another_pod(&mut self) {
         self.world.begin_deletion(&self.pod);
@@ -74,9 +35,13 @@ impl<'a> PodWorld<'a> {
     }
 }
 
-impl MatrixWorld for PodWorld<'_> {
-    fn test_node(&self) -> &TestNode<'_> {
+impl<'a> MatrixWorld<'a> for PodWorld<'a> {
+    fn test_node(&self) -> &TestNode<'a> {
         &self.world
+    }
+
+    fn test_node_mut(&mut self) -> &mut TestNode<'a> {
+        &mut self.world
     }
 
     fn store(&self) -> &dyn Store {
@@ -87,36 +52,26 @@ impl MatrixWorld for PodWorld<'_> {
         self.world.volume(pod)
     }
 
+    fn supervisors(&self) -> Vec<Pid> {
+        vec![self.pod.mounter().pid()]
+    }
+
+    fn engines(&self) -> Vec<Pid> {
+        self.world.engines_of(&self.pod)
+    }
+
+    fn kill_container(&mut self) {
+        signal(&[self.supervisors(), self.engines()].concat(), Signal::KILL);
+        self.world.kill_mounter(&self.pod);
+    }
+
+    fn start_container(&mut self) {
+        self.pod = self.world.start_mounter(&self.pod, &MOUNTER_ARGUMENTS);
+    }
+
     fn disrupt(&mut self, victim: Victim, disruption: Disruption) {
         match (victim, disruption) {
-            (Victim::Engine, _) => self.disrupt_engine(disruption),
-            (Victim::Supervisor, Disruption::Stop) => Self::stop(&[self.pod.mounter().pid()]),
-            (Victim::Container, Disruption::Kill) => {
-                self.kill_container();
-                self.start_mounter();
-            }
-            (Victim::Container, Disruption::Stop) => Self::stop(&self.container()),
-            (Victim::Container, _) => self.move_to_another_pod(),
-            (Victim::NodePlugin, Disruption::Kill) => {
-                self.world.kill_node();
-                self.world.start_node();
-            }
-            (Victim::NodePlugin, Disruption::Stop) => Self::stop(&[self.world.node().pid()]),
-            (Victim::NodePlugin, _) => {
-                self.world.stop_node();
-                self.world.start_node();
-            }
-            (Victim::Both, Disruption::Kill) => {
-                kill_process(self.world.node().pid(), Signal::KILL).unwrap();
-                self.kill_container();
-                self.world.kill_node();
-                self.start_mounter();
-                self.world.start_node();
-            }
-            (Victim::Both, Disruption::Stop) => {
-                let all: Vec<Pid> = [self.world.node().pid()].into_iter().chain(self.container()).collect();
-                Self::stop(&all);
-            }
+            (Victim::Container, Disruption::DeletePod) => self.move_to_another_pod(),
             (victim, disruption) => panic!("{victim:?} cannot be disrupted by {disruption:?} here"),
         }
     }

@@ -1,7 +1,7 @@
 //! Node plugin and mounter die at the same time, and the mount with them. Writes are refused until the volume is mounted again.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use s3csi_s3_server::store::Store as _;
@@ -10,42 +10,48 @@ use s3csi_testbed::wait::wait_for;
 
 use crate::world::{BUCKET, World};
 
-/// A mount namespace with the volume, as a running container has it.
-struct Container(Child);
+/// A mount namespace with a copy of the volume's mount elsewhere, as a running container has it.
+struct Container {
+    process: Child,
+    volume: PathBuf,
+}
 
 impl Container {
     /// `propagation` is `private`, or `slave` for `mountPropagation: HostToContainer`.
-    fn start(propagation: &str) -> Self {
+    fn start(fixture: &Fixture, target: &Path, propagation: &str) -> Self {
+        let volume = fixture.create_directory(&format!("container-{propagation}"));
+        let script =
+            format!("mount --bind \"$1\" \"$2\" && mount --make-{propagation} \"$2\" && echo ready && read -r line");
         let mut command = Command::new("unshare");
-        command.args(["--mount", "--propagation", propagation, "sh", "-c", "echo ready; read -r line"]);
+        command.args(["--mount", "--propagation", "slave", "sh", "-c", &script, "sh"]).arg(target).arg(&volume);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut ready = [0; 6];
         std::io::Read::read_exact(process.stdout.as_mut().unwrap(), &mut ready).unwrap();
-        Self(process)
+        Self { process, volume }
     }
 
-    fn run(&self, script: &str, target: &Path) -> Output {
-        let namespace = format!("--mount=/proc/{}/ns/mnt", self.0.id());
-        Command::new("nsenter").args([&namespace, "sh", "-c", script, "sh"]).arg(target).output().unwrap()
+    fn run(&self, script: &str) -> Output {
+        let namespace = format!("--mount=/proc/{}/ns/mnt", self.process.id());
+        Command::new("nsenter").args([&namespace, "sh", "-c", script, "sh"]).arg(&self.volume).output().unwrap()
     }
 
     #[track_caller]
-    fn check_works(&self, target: &Path) {
-        let output = self.run("cat \"$1/kept\"", target);
+    fn check_works(&self) {
+        let output = self.run("cat \"$1/kept\"");
         assert_eq!(output.stdout, b"x", "{output:?}");
     }
 
     #[track_caller]
-    fn check_refuses(&self, target: &Path) {
+    fn check_refuses(&self) {
         for script in ["cat \"$1/kept\"", "echo lost >\"$1/new\""] {
-            let output = self.run(script, target);
+            let output = self.run(script);
             assert!(!output.status.success(), "{script}: {output:?}");
         }
     }
 
     fn end(mut self) {
-        drop(self.0.stdin.take());
-        self.0.wait().unwrap();
+        drop(self.process.stdin.take());
+        self.process.wait().unwrap();
     }
 }
 
@@ -64,28 +70,36 @@ fn a_lost_mount_refuses_writes_until_it_is_mounted_again_and_the_event_names_wha
     mount(&["--make-shared"], &shared);
     {
         let mut world = World::start(&fixture);
-        let pod = world.serve(&[1]);
+        let mut pod = world.serve(&[1]);
         let target = world.publish(&world.volume(1));
         fs::write(target.join("kept"), "x").unwrap();
-        let (usual, propagated) = (Container::start("private"), Container::start("slave"));
-        usual.check_works(&target);
+        let (usual, propagated) =
+            (Container::start(&fixture, &target, "private"), Container::start(&fixture, &target, "slave"));
+        usual.check_works();
+        propagated.check_works();
 
-        world.kill_node();
-        world.kill_mounter(&pod);
         let refused = |path: &Path| fs::write(path, "lost").unwrap_err();
-        assert_eq!(refused(&target.join("new")).kind(), std::io::ErrorKind::NotConnected);
-        usual.check_refuses(&target);
-        propagated.check_refuses(&target);
+        // The second time, the dead mount covers the first one.
+        for after in ["after-1", "after-2"] {
+            world.kill_node();
+            world.kill_mounter(&pod);
+            assert_eq!(refused(&target.join("new")).kind(), std::io::ErrorKind::NotConnected);
+            usual.check_refuses();
+            propagated.check_refuses();
 
-        let pod = world.start_mounter(&pod, &[]);
-        world.start_node();
-        assert_eq!(refused(&target.join("new")).kind(), std::io::ErrorKind::NotConnected, "kubelet has not called yet");
-        world.publish(&world.volume(1));
-        assert_eq!(fs::read(target.join("kept")).unwrap(), b"x");
-        fs::write(target.join("after"), "y").unwrap();
-        assert_eq!(world.store.object(BUCKET, "after").as_deref(), Some(b"y".as_slice()));
-        propagated.check_works(&target);
-        usual.check_refuses(&target);
+            pod = world.start_mounter(&pod, &[]);
+            world.start_node();
+            let error = refused(&target.join("new")).kind();
+            assert_eq!(error, std::io::ErrorKind::NotConnected, "kubelet has not called yet");
+            world.publish(&world.volume(1));
+            assert_eq!(fs::read(target.join("kept")).unwrap(), b"x");
+            fs::write(target.join(after), "y").unwrap();
+            assert_eq!(world.store.object(BUCKET, after).as_deref(), Some(b"y".as_slice()));
+            propagated.check_works();
+            usual.check_refuses();
+            let covered = world.mounts().iter().filter(|it| **it == target).count();
+            assert_eq!(covered, 2, "the first dead mount, and the one that serves");
+        }
         let expected = "until they are restarted: kubectl delete pod --namespace default workload";
         let events = || world.runtime.block_on(world.cluster.events(&world.workload(1)));
         wait_for("an Event names the Pod", || {

@@ -1,13 +1,10 @@
 //! The page of the kill matrix, which `make kill-matrix` writes from a run.
 
 use s3csi_testbed::environment::workspace;
-use s3csi_testbed::kill_matrix::page::{parse, render};
+use s3csi_testbed::kill_matrix::page::{NOT_RUN, parse, render};
 use s3csi_testbed::kill_matrix::{MatrixRow, MatrixStrategy, MatrixWorkload, rows};
 
 const PAGE: &str = "docs/reliability-matrix.md";
-
-/// A row that the run which wrote the page did not reach.
-const NOT_RUN: &str = "not run";
 
 #[test]
 fn the_page_lists_every_cell_of_the_matrix() {

@@ -60,6 +60,15 @@ impl Report {
 
 type Work = fn(&Path, &AtomicBool) -> Report;
 
+/// Ends the work also when the test fails: its threads are waited for.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn nothing_but_big_files_being_written_notices_that_engines_die() {
     check("resume-stress", &[]);
@@ -104,8 +113,10 @@ fn check(name: &str, mounter: &[&str]) {
     let (reports, stalls) = std::thread::scope(|scope| {
         let running: Vec<_> =
             works.iter().map(|(name, work)| (*name, scope.spawn(|| work(&mount.directory, &is_over)))).collect();
-        let stalls = kill_often(&mount, kills);
-        is_over.store(true, Ordering::SeqCst);
+        let stalls = {
+            let _over = SetOnDrop(&is_over);
+            kill_often(&mount, kills)
+        };
         let reports: Vec<_> = running.into_iter().map(|(name, it)| (name, it.join().unwrap())).collect();
         (reports, stalls)
     });

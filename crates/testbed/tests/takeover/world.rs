@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use s3csi_testbed::cluster::{Cluster, ClusterHost};
+use s3csi_testbed::cluster::{Cluster, ClusterHost, STORE_ADMINISTRATOR, STORE_ENDPOINT};
 use s3csi_testbed::earlier_driver::{self, EarlierBuild, EarlierMounter};
 use s3csi_testbed::steady_reader::ReaderReport;
 use s3csi_testbed::steady_script::{self, SteadyAccess, steady_script};
@@ -15,8 +15,6 @@ pub const NODE: ClusterHost = ClusterHost::Node(1);
 
 /// Pods run after some seconds on an idle machine, and kubelet publishes again after one or two minutes; CI machines are not idle.
 const PATIENCE: Duration = Duration::from_mins(4);
-
-const S3_ENDPOINT: &str = "http://10.200.0.1:7070";
 
 /// Keys that differ from those of the cluster's S3 server, whose owner cannot be changed.
 pub const FIRST_KEYS: (&str, &str) = ("first", "first-NeverPrintThis");
@@ -144,14 +142,8 @@ impl World {
     }
 
     fn create_account(&self, (access_key, secret_key): (&str, &str)) {
-        let gateway = s3csi_testbed::environment::tool("versitygw").unwrap();
-        let program = gateway.to_str().unwrap();
-        let own = ["--access", "testbed", "--secret", "testbed-NeverPrintThis", "--endpoint-url", S3_ENDPOINT];
         let user = ["create-user", "--access", access_key, "--secret", secret_key, "--role", "admin"];
-        let mut command = vec![program, "admin", "--allow-insecure"];
-        command.extend(own);
-        command.extend(user);
-        self.cluster.run(ClusterHost::ControlPlane, &command).unwrap();
+        self.cluster.administer_store(STORE_ADMINISTRATOR, &user).unwrap();
     }
 
     /// A bucket, a volume of it, a claim and a Pod, all of one name; returns when the Pod runs.
@@ -351,7 +343,7 @@ impl World {
 
 /// As users of the earlier driver write them: where the store is, is an option of each volume.
 fn volume(driver: &str, name: &str) -> [Value; 2] {
-    let endpoint = format!("endpoint-url {S3_ENDPOINT}");
+    let endpoint = format!("endpoint-url {STORE_ENDPOINT}");
     let options = json!(["allow-delete", "allow-overwrite", "region us-east-1", "force-path-style", endpoint]);
     let volume = json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": name },

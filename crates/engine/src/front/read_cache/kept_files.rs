@@ -189,7 +189,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let limit = KeptLimit::Bytes(3 * BLOCK + BLOCK / 2);
         let first = KeptFiles::new(directory.path().into(), limit);
-        ["a", "b"].map(|key| fill(&first, key));
+        for key in ["a", "b"] {
+            fill(&first, key);
+        }
         fs::create_dir(directory.path().join("V2")).unwrap();
         let next = KeptFiles::new(directory.path().into(), limit);
         fill(&next, "c");

@@ -14,7 +14,7 @@ use super::blocks::{BlockError, BlockFile, Piece, RangeFetch};
 use super::directory::StageDirectory;
 use crate::front::resume::Delivery;
 use crate::front::{FsError, FsResult};
-use crate::state::{DIRTY, IN_DIRECTORY, LONGEST_SPOOLED, POISONED, Slot, State};
+use crate::state::{DIRTY, IN_DIRECTORY, INCOMPLETE, LONGEST_SPOOLED, POISONED, Slot, State};
 
 const STAT_BLOCK: u64 = 512;
 
@@ -383,8 +383,10 @@ impl StagedFile {
         Ok(())
     }
 
-    /// Frees the bytes. The slot is dropped by the caller.
+    /// Frees the bytes. The slot is dropped by the caller; a successor of an engine that dies in between drops it, too, and does not
+    /// take the file for an empty one.
     pub fn free(&self) {
+        self.slot().set(INCOMPLETE);
         let mut bytes = self.bytes.write();
         match std::mem::replace(&mut *bytes, Bytes::Freed) {
             Bytes::Spool => self.state.spool().clear(self.number, self.length()),

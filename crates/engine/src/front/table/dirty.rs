@@ -10,16 +10,19 @@ impl Table {
     /// Something is being written that is not in the bucket yet.
     pub fn begin_writing(&self, slot: &Slot) {
         self.forget_pages(slot.owner.load(Relaxed));
-        let was_at_risk = is_at_risk(slot);
+        if !slot.has(DIRTY) && !slot.has(SPOOLED) {
+            self.add_at_risk();
+        }
         slot.set(DIRTY);
-        self.count(was_at_risk, is_at_risk(slot));
     }
 
     /// What was written is in the bucket, or will never be.
     pub fn end_writing(&self, slot: &Slot) {
-        let was_at_risk = is_at_risk(slot);
+        let was_at_risk = slot.has(DIRTY) && !slot.has(SPOOLED);
         slot.clear(DIRTY);
-        self.count(was_at_risk, is_at_risk(slot));
+        if was_at_risk {
+            self.state.unstored().fetch_sub(1, AcqRel);
+        }
     }
 
     /// Takes note of bytes that `S3Filesystem` has taken, and keeps them if there is room.
@@ -38,11 +41,12 @@ impl Table {
 
     /// From now on a crash loses what was written and is not in the bucket.
     pub fn stop_spooling(&self, handle: u64, slot: &Slot) {
-        let was_at_risk = is_at_risk(slot);
+        if slot.has(DIRTY) && slot.has(SPOOLED) {
+            self.add_at_risk();
+        }
         if slot.clear(SPOOLED) {
             self.state.spool().clear(number(handle), slot.count.load(Acquire));
         }
-        self.count(was_at_risk, is_at_risk(slot));
     }
 
     /// Handles of previous engines whose data has to be written once more.
@@ -77,16 +81,9 @@ impl Table {
         }
     }
 
-    /// The supervisor waits for all such handles before it replaces an engine that is well.
-    fn count(&self, was_at_risk: bool, is_at_risk: bool) {
-        match (was_at_risk, is_at_risk) {
-            (false, true) => self.state.unstored().fetch_add(1, AcqRel),
-            (true, false) => self.state.unstored().fetch_sub(1, AcqRel),
-            (true, true) | (false, false) => return,
-        };
+    /// Counts a handle before it is at risk, not after: the supervisor may suspend this process at any moment, and kills it only if
+    /// nothing is at risk.
+    fn add_at_risk(&self) {
+        self.state.unstored().fetch_add(1, AcqRel);
     }
-}
-
-fn is_at_risk(slot: &Slot) -> bool {
-    slot.has(DIRTY) && !slot.has(SPOOLED)
 }

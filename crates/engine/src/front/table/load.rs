@@ -89,7 +89,7 @@ impl Table {
         let is_spooled = kept(number, slot).is_some();
         let is_impossible = is_spooled && LONGEST_SPOOLED < slot.count.load(Relaxed);
         if slot.has(INCOMPLETE) {
-            // Whatever asked for this copy was not answered, and is sent again.
+            // Whatever asked for this copy was not answered, and is sent again; or the copy is not needed any longer.
             self.release_text(index, slot);
             return index.release(number, slot);
         }

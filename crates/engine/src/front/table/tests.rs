@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::{INLINE_TEXT, POISONED, SPOOLED};
+use crate::state::{INCOMPLETE, INLINE_TEXT, POISONED, SPOOLED};
 
 pub(super) fn table() -> Table {
     let table = Table::new(State::private().unwrap());
@@ -269,6 +269,18 @@ fn a_file_that_is_too_long_to_be_kept_is_at_risk_until_it_is_stored() {
     write(&table, handle, b"y");
     let table = successor(&table);
     assert!(table.handle(handle).unwrap().has(POISONED));
+}
+
+#[test]
+fn a_copy_that_was_being_made_or_dropped_is_gone_for_a_successor() {
+    let table = table();
+    let node = table.entry(ROOT, b"file", found(SlotKind::File, 10)).unwrap();
+    let copy = table.add_staged(node, b"\"etag\"").unwrap();
+    table.staged(copy).unwrap().clear(INCOMPLETE);
+    let table = successor(&table);
+    assert_eq!(table.all_staged(), [(copy, node)]);
+    table.staged(copy).unwrap().set(INCOMPLETE);
+    assert!(successor(&table).all_staged().is_empty());
 }
 
 proptest! {
