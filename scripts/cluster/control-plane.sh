@@ -73,6 +73,9 @@ mkdir -p "$DIRECTORY/s3/accounts" "$DIRECTORY/s3/buckets"
 # Its posix backend changes the working directory, so all paths are absolute. The keys are in the environment.
 supervise versitygw "$VERSITYGW" --port 10.200.0.1:7070 --iam-dir "$DIRECTORY/s3/accounts" --keep-alive --quiet \
   --health /health posix "$DIRECTORY/s3/buckets"
+# The same buckets with TLS. Its certificate is of the cluster's own authority, which no client trusts unless it is told.
+supervise versitygw-tls "$VERSITYGW" --port 10.200.0.1:7443 --iam-dir "$DIRECTORY/s3/accounts" --keep-alive --quiet \
+  --cert "$PKI/apiserver.crt" --key "$PKI/apiserver.key" posix "$DIRECTORY/s3/buckets"
 
 # PID 1 receives only signals it has a handler for, and has to reap orphans.
 trap : TERM INT HUP

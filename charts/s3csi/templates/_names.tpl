@@ -189,9 +189,6 @@ imagePullSecrets:
 {{- end -}}
 {{- include "s3csi.checkEarlierValues" . -}}
 {{- include "s3csi.checkCredentials" . -}}
-{{- if and (not (include "s3csi.pluginMounts" .)) .Values.tls.caCertConfigMap (not (include "s3csi.provisions" .)) -}}
-{{- fail "tls.caCertConfigMap is of no use with strategy systemd, whose engines use the certificates of the node: install the certificate on the nodes" -}}
-{{- end -}}
 {{- if and .Values.tls.caCertData (not .Values.tls.caCertConfigMap) -}}
 {{- fail "tls.caCertData needs a name for its ConfigMap: set tls.caCertConfigMap" -}}
 {{- end -}}
@@ -217,6 +214,30 @@ imagePullSecrets:
 {{- end -}}
 
 {{- /* Checks that need the cluster; without access to one (helm template) they find nothing. */ -}}
+{{- /* "true" if volumes in the specs of Pods are mounted, otherwise empty. Values of an older chart lack the key. */ -}}
+{{- define "s3csi.inlineVolumes" -}}
+{{- if dig "enabled" false (default dict .Values.inlineVolumes) }}true{{ end -}}
+{{- end -}}
+
+{{- /* Not HTTPS_PROXY and its like: those would also apply to the API server. */ -}}
+{{- define "s3csi.proxyEnvironment" -}}
+{{- $proxy := default dict .Values.proxy -}}
+{{- if or $proxy.httpsProxy $proxy.httpProxy }}
+{{- with $proxy.httpsProxy }}
+- name: S3_HTTPS_PROXY
+  value: {{ . | quote }}
+{{- end }}
+{{- with $proxy.httpProxy }}
+- name: S3_HTTP_PROXY
+  value: {{ . | quote }}
+{{- end }}
+{{- with $proxy.noProxy }}
+- name: S3_NO_PROXY
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{- define "s3csi.checkCluster" -}}
 {{- $driver := .Values.driverName -}}
 {{- if kindIs "invalid" (dig "csiProvisioner" "enabled" nil (default dict .Values.sidecars)) -}}
@@ -229,6 +250,13 @@ imagePullSecrets:
 {{- end -}}
 {{- if $used -}}
 {{- fail (printf "this driver provisions volumes in this cluster (%s), but dynamic provisioning is not configured: set sidecars.csiProvisioner.enabled=true and sidecars.csiProvisioner.image.repository, or sidecars.csiProvisioner.enabled=false to turn it off" (join ", " (slice $used 0 (min 3 (len $used) | int)))) -}}
+{{- end -}}
+{{- end -}}
+{{- $csidriver := lookup "storage.k8s.io/v1" "CSIDriver" "" $driver -}}
+{{- if $csidriver -}}
+{{- $modes := default (list "Persistent") $csidriver.spec.volumeLifecycleModes -}}
+{{- if ne (has "Ephemeral" $modes) (not (empty (include "s3csi.inlineVolumes" .))) -}}
+{{- fail (printf "inlineVolumes.enabled was changed, and Kubernetes does not let the CSIDriver object change accordingly: delete it first (kubectl delete csidriver %s) and run this command again; mounted volumes are not affected" $driver) -}}
 {{- end -}}
 {{- end -}}
 {{- $accounts := list (list "node" .Values.node.serviceAccount) -}}

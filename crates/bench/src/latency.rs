@@ -40,8 +40,13 @@ impl<'a> BareEngine<'a> {
         let (config, credentials) = (fixture.path("config"), fixture.path("credentials"));
         fs::write(&config, files.config).context("failed to write the engine's profile")?;
         fs::write(&credentials, files.credentials.expose()).context("failed to write the engine's profile")?;
-        let profile = ProfilePaths { config: &config.to_string_lossy(), credentials: &credentials.to_string_lossy() };
-        let settings = DriverSettings { endpoint_url: Some(store.endpoint()), region: Some(store.region().to_owned()) };
+        let (config, credentials) = (config.to_string_lossy(), credentials.to_string_lossy());
+        let profile = ProfilePaths { config: &config, credentials: &credentials, ca_bundle: None };
+        let settings = DriverSettings {
+            endpoint_url: Some(store.endpoint()),
+            region: Some(store.region().to_owned()),
+            ..DriverSettings::default()
+        };
         let environment = engine_environment(&settings, profile, &[].into());
         Ok(Self { fixture, program, environment })
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::ca_certificates::CaCertificates;
 use crate::secret::Secret;
 
 /// Name of the only profile an engine has. It is the same for every source, so that rewritten files reach it.
@@ -24,13 +25,16 @@ pub struct Keys {
     access_key_id: Secret<String>,
     secret_access_key: Secret<String>,
     session_token: Option<Secret<String>>,
+    /// Of the store that the keys are for, in addition to those that are trusted anyway.
+    ca_certificates: Option<CaCertificates>,
 }
 
-/// The two files of the profile [`PROFILE`].
+/// The files of the profile [`PROFILE`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProfileFiles {
     pub config: String,
     pub credentials: Secret<String>,
+    pub ca_certificates: Option<CaCertificates>,
 }
 
 /// Names what is wrong, never a value.
@@ -102,6 +106,11 @@ impl Keys {
         self.session_token.as_ref()
     }
 
+    #[must_use]
+    pub fn with_certificates(self, ca_certificates: Option<CaCertificates>) -> Self {
+        Self { ca_certificates, ..self }
+    }
+
     /// The files an engine reads these keys from.
     pub fn profile_files(&self) -> ProfileFiles {
         self.profile_files_named(PROFILE)
@@ -109,7 +118,7 @@ impl Keys {
 
     /// The same for an engine of an earlier driver, which uses another profile name.
     pub fn profile_files_named(&self, profile: &str) -> ProfileFiles {
-        let Self { access_key_id, secret_access_key, session_token } = self;
+        let Self { access_key_id, secret_access_key, session_token, ca_certificates } = self;
         let mut credentials = format!(
             "[{profile}]\naws_access_key_id={}\naws_secret_access_key={}\n",
             access_key_id.expose(),
@@ -120,7 +129,17 @@ impl Keys {
             credentials.push_str(token.expose());
             credentials.push('\n');
         }
-        ProfileFiles { config: format!("[profile {profile}]\n"), credentials: Secret::new(credentials) }
+        if let Some(certificates) = ca_certificates {
+            // Engines are replaced when this file changes, also for other certificates.
+            credentials.push_str("# certificates ");
+            credentials.push_str(&certificates.fingerprint());
+            credentials.push('\n');
+        }
+        ProfileFiles {
+            config: format!("[profile {profile}]\n"),
+            credentials: Secret::new(credentials),
+            ca_certificates: ca_certificates.clone(),
+        }
     }
 
     fn checked(access_key_id: &str, secret_access_key: &str, session_token: Option<&str>) -> Self {
@@ -128,6 +147,7 @@ impl Keys {
             access_key_id: Secret::new(access_key_id.to_owned()),
             secret_access_key: Secret::new(secret_access_key.to_owned()),
             session_token: session_token.map(|it| Secret::new(it.to_owned())),
+            ca_certificates: None,
         }
     }
 }
@@ -154,6 +174,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ca_certificates::tests::PEM;
 
     fn secret(entries: &[(&str, &str)]) -> BTreeMap<String, Secret<String>> {
         entries.iter().map(|(key, value)| ((*key).to_owned(), Secret::new((*value).to_owned()))).collect()
@@ -163,7 +184,9 @@ mod tests {
     fn check(keys: Result<Keys, InvalidKeys>, expected: Result<&str, &str>) {
         match keys {
             Ok(keys) => {
-                let ProfileFiles { config, credentials } = keys.profile_files();
+                let ProfileFiles { config, credentials, ca_certificates: None } = keys.profile_files() else {
+                    panic!("keys alone have no certificates");
+                };
                 assert_eq!(config, "[profile s3-csi]\n");
                 assert_eq!(expected, Ok(credentials.expose().as_str()));
             }
@@ -255,6 +278,19 @@ mod tests {
             Keys::driver("a\t", "b\u{2028}", Some("c\0")),
             Err(&not_printable("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN are")),
         );
+    }
+
+    #[test]
+    fn other_certificates_change_the_file_of_the_keys() {
+        let keys = Keys::driver("a", "b", None).unwrap();
+        let one: CaCertificates = PEM.parse().unwrap();
+        let files = |certificates: Option<CaCertificates>| keys.clone().with_certificates(certificates).profile_files();
+        let two = one.and(Some(&one));
+        let texts = [None, Some(one.clone()), Some(two)].map(|it| files(it).credentials.expose().clone());
+        assert_eq!(files(Some(one.clone())).ca_certificates, Some(one));
+        assert!(texts[0] != texts[1] && texts[1] != texts[2]);
+        assert!(texts.iter().all(|it| it.starts_with(&texts[0])));
+        assert!(texts[1][texts[0].len()..].starts_with("# certificates "));
     }
 
     #[test]

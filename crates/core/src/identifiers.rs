@@ -43,6 +43,13 @@ impl FromStr for PvName {
     }
 }
 
+impl PvName {
+    /// A text of letters, digits and hyphens.
+    pub(crate) const fn from_digest(text: String) -> Self {
+        Self(text)
+    }
+}
+
 impl FromStr for WorkloadUid {
     type Err = InvalidIdentifier;
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use sha2::{Digest as _, Sha224};
+use sha2::{Digest as _, Sha224, Sha256};
 
 use crate::identifiers::{PvName, WorkloadUid};
 
@@ -13,13 +13,24 @@ pub fn mountpoint_pod_name(workload: &WorkloadUid, volume: &PvName) -> String {
     format!("mp-{}", hex_sha224([workload.as_str(), volume.as_str()]))
 }
 
+/// The volume handle that kubelet makes for an inline volume of a workload. It is used as the name of its PV, which it has not.
+pub fn inline_volume_name(workload: &WorkloadUid, volume: &str) -> PvName {
+    let handle = format!("csi-{}", hex(&Sha256::digest(format!("{workload}{volume}"))));
+    // Hex digits are a plain path component.
+    PvName::from_digest(handle)
+}
+
 /// 56 hex digits: short enough for a label or a name, long enough to never meet another.
 pub(crate) fn hex_sha224<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Part>) -> String {
     let mut hash = Sha224::new();
     for part in parts {
         hash.update(part);
     }
-    hash.finalize().iter().fold(String::with_capacity(56), |mut text, byte| {
+    hex(&hash.finalize())
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().fold(String::with_capacity(2 * digest.len()), |mut text, byte| {
         // Writing to a String cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
@@ -43,5 +54,12 @@ mod tests {
             "mp-55f7d2331f3149f00d62d7af839d4cee895e1c68a2f0d96ffd359f79",
         );
         check("test-pod-uid", "test-vol", "mp-8ef7856a0c7f1d5706bd6af93fdc4bc90b33cf2ceb6769b4afd62586");
+    }
+
+    /// kubelet: `csi-` and the SHA-256 of the Pod's UID and the volume's name.
+    #[test]
+    fn inline_volumes_are_named_as_kubelet_does() {
+        let name = inline_volume_name(&"uid-1".parse().unwrap(), "data");
+        assert_eq!(name.as_str(), "csi-d6e418cffb6079f9b02d83af7dffbf3511ed5a26b3f106f1f3ca764ed6505c9c");
     }
 }

@@ -5,6 +5,7 @@ use crate::names::hex_sha224;
 use crate::prefix::Prefix;
 use crate::publish::{Access, AuthenticationSource};
 use crate::role::RoleArn;
+use crate::store_connection::StoreConnection;
 
 /// Everything that must be equal for two workloads to share one source.
 ///
@@ -21,6 +22,8 @@ pub struct SharingKey {
     pub prefix: Option<Prefix>,
     /// Likewise to another store.
     pub endpoint: Option<EndpointUrl>,
+    /// Likewise in another way.
+    pub connection: StoreConnection,
     /// Normalised: one option per line, sorted, under long names.
     pub mount_options: String,
     pub fs_group: Option<String>,
@@ -50,6 +53,7 @@ impl SharingKey {
             bucket,
             prefix,
             endpoint,
+            connection,
             mount_options,
             fs_group,
             authentication_source,
@@ -79,8 +83,9 @@ impl SharingKey {
             ("service account", service_account.as_deref()),
             ("role", role.as_ref().map(RoleArn::as_str)),
         ];
+        let fields = fields.into_iter().chain(connection.fields());
         // Each value is preceded by its length, so that no two different keys are written the same.
-        hex_sha224(fields.iter().filter_map(|(field, value)| value.map(|it| format!("{field}:{}:{it}\n", it.len()))))
+        hex_sha224(fields.filter_map(|(field, value)| value.map(|it| format!("{field}:{}:{it}\n", it.len()))))
     }
 }
 
@@ -89,6 +94,8 @@ pub(crate) mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::ca_certificates::tests::PEM;
+    use crate::store_connection::{Addressing, Payer};
 
     pub fn key() -> SharingKey {
         SharingKey {
@@ -98,6 +105,7 @@ pub(crate) mod tests {
             bucket: "bucket".to_owned(),
             prefix: None,
             endpoint: None,
+            connection: StoreConnection::default(),
             mount_options: "--allow-root\n--force-path-style".to_owned(),
             fs_group: None,
             authentication_source: AuthenticationSource::Driver,
@@ -112,6 +120,11 @@ pub(crate) mod tests {
     #[test]
     fn every_field_changes_the_name() {
         let text = |it: &str| it.to_owned();
+        let connected = |change: fn(&mut StoreConnection)| {
+            let mut changed = key();
+            change(&mut changed.connection);
+            changed
+        };
         let keys = [
             key(),
             SharingKey { node: text("other"), ..key() },
@@ -120,6 +133,15 @@ pub(crate) mod tests {
             SharingKey { bucket: text("other"), ..key() },
             SharingKey { prefix: Some("a/".parse().unwrap()), ..key() },
             SharingKey { endpoint: Some("http://s3".parse().unwrap()), ..key() },
+            connected(|it| it.region = Some("eu-1".to_owned())),
+            connected(|it| it.addressing = Some(Addressing::Path)),
+            connected(|it| it.addressing = Some(Addressing::VirtualHost)),
+            connected(|it| it.payer = Some(Payer::Owner)),
+            connected(|it| it.payer = Some(Payer::Requester)),
+            connected(|it| it.proxy.https = Some("http://a".parse().unwrap())),
+            connected(|it| it.proxy.http = Some("http://a".parse().unwrap())),
+            connected(|it| it.proxy.no_proxy = Some("a".parse().unwrap())),
+            connected(|it| it.ca_certificates = Some(PEM.parse().unwrap())),
             SharingKey { mount_options: text("--allow-root"), ..key() },
             SharingKey { fs_group: Some(text("1000")), ..key() },
             SharingKey { fs_group: Some(text("")), ..key() },

@@ -52,6 +52,9 @@ pub enum S3ClientError {
     #[error("{path:?} contains no usable certificates in PEM format")]
     NoCertificates { path: PathBuf },
 
+    #[error("the volume's CA certificates (attribute caBundle, or key ca.crt of its Secret) cannot be used")]
+    NoVolumeCertificates,
+
     #[error(
         "this system has no certificate authorities to trust; install ca-certificates, or give a file with --ca-bundle"
     )]
@@ -79,7 +82,9 @@ pub enum S3ClientError {
 impl S3ClientError {
     pub fn code(&self) -> FailureCode {
         match self {
-            Self::CaBundle { .. } | Self::NoCertificates { .. } | Self::NoAuthorities => FailureCode::Certificate,
+            Self::CaBundle { .. } | Self::NoCertificates { .. } | Self::NoVolumeCertificates | Self::NoAuthorities => {
+                FailureCode::Certificate
+            }
             Self::NoProfile { .. } => FailureCode::NoCredentials,
             Self::Memory { .. } => FailureCode::BadArguments,
             Self::Client { .. } => FailureCode::Other,
@@ -190,6 +195,9 @@ pub fn connect(
 /// Explains errors whose message in the library does not name the flag.
 fn explain(cause: NewClientError, arguments: &Arguments) -> S3ClientError {
     match (&cause, &arguments.ca_bundle, &arguments.profile) {
+        (NewClientError::TlsConfigurationError(_), Some(path), _) if path.starts_with("/proc/self/fd") => {
+            S3ClientError::NoVolumeCertificates
+        }
         (NewClientError::TlsConfigurationError(_), Some(path), _) => {
             S3ClientError::NoCertificates { path: path.clone() }
         }

@@ -29,6 +29,7 @@ use crate::session::{
     self, AllowedUsers, MountError, MountOptions, Resending, SessionError, Supervisor, SupervisorError, Takeover,
 };
 use crate::state::{MountedSource, Start, State, StateError};
+use crate::trust::TrustFile;
 use crate::{background, logging, pid_file, settings};
 
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,12 @@ pub enum EngineError {
 
     #[error("{0}")]
     Bucket(String),
+
+    #[error("cannot read the CA certificates")]
+    Certificates {
+        #[source]
+        cause: io::Error,
+    },
 
     #[error(transparent)]
     MountPoint(MountError),
@@ -118,6 +125,7 @@ impl EngineError {
         match self {
             Self::Connect { cause, .. } => cause.code(),
             Self::Bucket(_) => FailureCode::BadArguments,
+            Self::Certificates { .. } => FailureCode::Certificate,
             Self::Logging(_)
             | Self::Metrics { .. }
             | Self::MountPoint(_)
@@ -140,6 +148,10 @@ impl EngineError {
 pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), EngineError> {
     let connection_errors = logging::start(arguments, environment).map_err(EngineError::Logging)?;
     let _metrics = metrics::install(metrics_config(arguments)).map_err(|cause| EngineError::Metrics { cause })?;
+    let trusted = TrustFile::new(arguments.ca_bundle.as_deref(), environment.additional_ca_bundle.as_deref())
+        .map_err(|cause| EngineError::Certificates { cause })?;
+    let with_trusted = trusted.as_ref().map(|it| Arguments { ca_bundle: Some(it.path()), ..arguments.clone() });
+    let arguments = with_trusted.as_ref().unwrap_or(arguments);
     let path = arguments.s3_path().map_err(EngineError::Bucket)?;
     let mount_point = session::mount_point(arguments, environment).map_err(EngineError::MountPoint)?;
 

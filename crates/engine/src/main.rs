@@ -13,6 +13,7 @@ mod probe;
 mod session;
 mod settings;
 mod state;
+mod trust;
 
 use std::error::Error;
 use std::process::exit;

@@ -2,6 +2,9 @@
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
+/// A name that no resolver knows (RFC 2606): only a proxy that was told leads there.
+pub const UNRESOLVABLE_HOST: &str = "store.invalid";
+
 /// Signs server certificates for this machine's loopback. No client trusts it by default.
 pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
@@ -46,10 +49,10 @@ impl CertificateAuthority {
         self.issuer.pem()
     }
 
-    /// A certificate for `localhost` and `127.0.0.1`.
+    /// A certificate for `localhost`, `127.0.0.1` and [`UNRESOLVABLE_HOST`].
     pub fn server(&self) -> Result<ServerCertificate, CertificateError> {
         let failed = |cause| CertificateError::Server { cause };
-        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let names = ["localhost", "127.0.0.1", UNRESOLVABLE_HOST].map(str::to_owned);
         let mut parameters = CertificateParams::new(names).map_err(failed)?;
         parameters.distinguished_name.push(DnType::CommonName, "s3csi testbed server");
         let key = KeyPair::generate().map_err(failed)?;

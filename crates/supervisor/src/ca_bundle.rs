@@ -17,6 +17,11 @@ const SYSTEM_BUNDLES: [&str; 4] = [
     "/etc/ssl/cert.pem",
 ];
 
+/// The certificates that programs of this system trust.
+pub fn system_ca_bundle() -> Option<&'static Path> {
+    SYSTEM_BUNDLES.iter().map(Path::new).find(|it| it.is_file())
+}
+
 /// The name of the file with both.
 const COMBINED: &str = "ca-bundle.crt";
 
@@ -39,8 +44,7 @@ impl CaBundle {
     /// The file that an engine reads. It is written for each engine, because the given file is part of a `ConfigMap`, which changes.
     /// If that fails, the given certificates alone are trusted.
     pub fn prepare(&self) -> &Path {
-        let system = SYSTEM_BUNDLES.iter().map(Path::new).find(|it| it.is_file());
-        match self.combine(system) {
+        match self.combine(system_ca_bundle()) {
             Ok(()) => &self.combined,
             Err(error) => {
                 let file = self.given.display();

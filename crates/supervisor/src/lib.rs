@@ -20,7 +20,7 @@ mod spare;
 pub mod standalone;
 mod supervisor;
 
-pub use ca_bundle::CaBundle;
+pub use ca_bundle::{CaBundle, system_ca_bundle};
 pub use config::{Standby, SupervisorConfig};
 pub use engine::{EngineExit, StartError, Stream};
 pub use handle::SupervisorHandle;

@@ -1,17 +1,19 @@
 //! The command line of `s3csi-testbed`.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+use s3csi_s3_server::certificates::UNRESOLVABLE_HOST;
 use s3csi_s3_server::store::{Account, Store as _};
 use s3csi_s3_server::{Config, S3Server, Transport};
 use s3csi_testbed::cluster::ControlPlane;
 use s3csi_testbed::compatibility;
 use s3csi_testbed::demo::{self, Ending};
+use s3csi_testbed::forward_proxy::ForwardProxy;
 use s3csi_testbed::kill_matrix::{page, work};
 use s3csi_testbed::steady_reader;
 use s3csi_testbed::workload_identity::IssuingStore;
@@ -112,6 +114,9 @@ struct S3 {
     /// Speak TLS; the certificate authority to trust is printed after the address.
     #[arg(long)]
     tls: bool,
+    /// Serve a forward proxy at this address, which leads to the server under the name store.invalid:8443.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    proxy: Option<SocketAddr>,
 }
 
 impl Cli {
@@ -157,10 +162,13 @@ impl Compatibility {
 impl S3 {
     fn run(self) -> anyhow::Result<()> {
         // No `..`: a flag without a use does not compile.
-        let Self { port, access_key, secret_key, buckets, tls } = self;
+        let Self { port, access_key, secret_key, buckets, tls, proxy } = self;
         let transport = if tls { Transport::Tls } else { Transport::Plain };
         let accounts = vec![Account::new(&access_key, &secret_key)];
         let server = S3Server::start_blocking(Config { port, accounts, buckets, transport, ..Config::default() })?;
+        let host = format!("{UNRESOLVABLE_HOST}:8443");
+        let proxy = proxy.map(|it| ForwardProxy::start_at(it, &[(&host, server.port())])).transpose();
+        let _proxy = proxy.context("failed to serve the proxy")?;
         println!("ready {}", server.endpoint());
         if let Some(authority) = server.authority_pem() {
             print!("{authority}");

@@ -75,6 +75,26 @@ impl CsiVolume {
     }
 }
 
+impl CsiVolume {
+    /// An inline volume of this name in the Pod's spec.
+    pub fn inline(bucket: &str, name: &str, pod_uid: &str) -> Self {
+        let handle = s3csi_core::names::inline_volume_name(&pod_uid.parse().expect("a UID"), name).to_string();
+        Self {
+            handle,
+            mode: Mode::SingleNodeWriter,
+            mount_options: Vec::new(),
+            attributes: HashMap::from([("csi.storage.k8s.io/ephemeral".to_owned(), "true".to_owned())]),
+            ..Self::new(bucket, name, pod_uid)
+        }
+    }
+
+    #[must_use]
+    pub fn with_attribute(mut self, name: &str, value: &str) -> Self {
+        self.attributes.insert(name.to_owned(), value.to_owned());
+        self
+    }
+}
+
 impl Kubelet {
     /// `root` is kubelet's directory; connecting happens with the first call, so that the plugin may be restarted.
     pub fn new(root: &Path, csi_socket: &Path) -> Self {

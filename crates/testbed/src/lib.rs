@@ -10,6 +10,7 @@ pub mod earlier_driver;
 pub mod engine;
 pub mod environment;
 pub mod fixture;
+pub mod forward_proxy;
 pub mod fsx;
 pub mod http;
 pub mod image;

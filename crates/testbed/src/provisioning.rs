@@ -51,6 +51,10 @@ impl<'a> Provisioning<'a> {
         self.served.account = account;
     }
 
+    pub fn endpoint(&self) -> &str {
+        &self.served.endpoint_url
+    }
+
     pub fn set_endpoint(&mut self, url: &str) {
         url.clone_into(&mut self.served.endpoint_url);
     }

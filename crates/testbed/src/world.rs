@@ -90,8 +90,13 @@ impl<'a> World<'a> {
     }
 
     pub fn prepare_with(fixture: &'a Fixture, change: impl FnOnce(&mut StoreSettings)) -> Self {
+        Self::prepare_for(fixture, Config::default(), change)
+    }
+
+    /// As `prepare_with`, for another kind of store.
+    pub fn prepare_for(fixture: &'a Fixture, config: Config, change: impl FnOnce(&mut StoreSettings)) -> Self {
         let buckets = (1..=10).map(|it| format!("bucket-{it}")).collect();
-        let store = S3Server::start_blocking(Config { buckets, ..Config::default() }).unwrap();
+        let store = S3Server::start_blocking(Config { buckets, ..config }).unwrap();
         let mut served = StoreSettings {
             endpoint_url: store.endpoint(),
             region: store.region().to_owned(),

@@ -32,8 +32,8 @@ pub use identity::{
     Assignment, PodIdentity, assignment, attachment_name, is_mountpoint_pod_name, newest_first, successor_name,
 };
 pub use requirements::{
-    Claim, ClaimRef, ClaimSource, MountRequirement, NodeScope, RequiredVolumes, UnresolvedClaim, VolumeFacts,
-    VolumeLister, VolumeRefusal, required_volumes,
+    Claim, ClaimRef, ClaimSource, InlineVolume, MountRequirement, NodeScope, RequiredVolumes, UnresolvedClaim,
+    VolumeFacts, VolumeLifecycle, VolumeLister, VolumeRefusal, required_volumes,
 };
 
 #[cfg(test)]

@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 
 use crate::arguments::MountArguments;
-use crate::bucket::BucketName;
+use crate::bucket_reference::BucketReference;
 use crate::identifiers::{PvName, VolumeId, WorkloadUid};
+use crate::names::inline_volume_name;
 use crate::policy::{self, PolicyError};
 use crate::publish::{
-    AccessMode, AuthenticationSource, InvalidPublish, context, parse_access_mode, parse_endpoint, parse_prefix,
-    parse_role, parse_source, refuse_root_as_owner, take_read_only,
+    AccessMode, AuthenticationSource, InvalidPublish, context, inline_options, parse_access_mode, parse_connection,
+    parse_endpoint, parse_prefix, parse_role, parse_source, refuse_root_as_owner, require_own_keys, restrict_inline,
+    take_read_only,
 };
 use crate::sharing::SharingKey;
 
@@ -23,6 +25,18 @@ pub enum ClaimSource {
     Ephemeral {
         volume: String,
     },
+    /// A volume of this driver that is written in the workload's spec.
+    Inline(InlineVolume),
+}
+
+/// An inline volume: it exists as long as its workload, and belongs to it alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InlineVolume {
+    /// Its name in the workload's spec.
+    pub name: String,
+    pub attributes: BTreeMap<String, String>,
+    /// Name of the Secret in the workload's namespace.
+    pub secret: Option<String>,
 }
 
 /// A PVC.
@@ -53,6 +67,14 @@ pub struct VolumeFacts {
     pub access_mode: Option<AccessMode>,
     /// Why no Mountpoint Pod can be created from its attributes.
     pub pod_problem: Option<String>,
+    pub lifecycle: VolumeLifecycle,
+}
+
+/// Who wrote a volume: an administrator, or the author of a Pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeLifecycle {
+    Persistent,
+    Inline,
 }
 
 /// The claim that a PV is bound to.
@@ -139,6 +161,11 @@ pub fn required_volumes(workload: &Workload, driver: &str, catalog: &impl Volume
         return required;
     };
     for reference in &workload.claims {
+        if let ClaimSource::Inline(inline) = reference {
+            let volume = inline.facts(workload, driver);
+            required.ours.insert(volume.name.clone(), volume.requirement(workload, node));
+            continue;
+        }
         let name = reference.claim_name(workload);
         match find_volume(workload, reference, &name, catalog) {
             Ok(volume) if volume.driver.as_deref() == Some(driver) => {
@@ -160,6 +187,33 @@ impl ClaimSource {
         match self {
             Self::Claim(name) => name.clone(),
             Self::Ephemeral { volume } => format!("{}-{volume}", workload.name),
+            // It has none; no claim has this name.
+            Self::Inline(_) => String::new(),
+        }
+    }
+}
+
+impl InlineVolume {
+    /// What stands in for the name of a PV: the handle that kubelet makes of the volume.
+    pub fn volume_name(&self, workload: &WorkloadUid) -> PvName {
+        inline_volume_name(workload, &self.name)
+    }
+
+    /// The same as for a PV.
+    pub fn facts(&self, workload: &Workload, driver: &str) -> VolumeFacts {
+        let name = self.volume_name(&workload.uid);
+        VolumeFacts {
+            handle: name.to_string(),
+            name,
+            driver: Some(driver.to_owned()),
+            claim: None,
+            secret: self.secret.as_ref().map(|it| format!("{}/{it}", workload.namespace)),
+            mount_options: inline_options(&self.attributes),
+            attributes: self.attributes.clone(),
+            // The volume belongs to one Pod.
+            access_mode: Some(AccessMode::MultiNodeMultiWriter),
+            pod_problem: None,
+            lifecycle: VolumeLifecycle::Inline,
         }
     }
 }
@@ -178,7 +232,7 @@ impl VolumeFacts {
         let attribute = |key: &str| self.attributes.get(key).map(String::as_str).filter(|it| !it.is_empty());
 
         let volume_id: VolumeId = self.handle.parse().map_err(|_| publish(InvalidPublish::VolumeIdMissing))?;
-        let bucket: BucketName = attribute(context::BUCKET_NAME)
+        let bucket: BucketReference = attribute(context::BUCKET_NAME)
             .ok_or(publish(InvalidPublish::BucketNameMissing))?
             .parse()
             .map_err(|cause| publish(InvalidPublish::BucketName { cause }))?;
@@ -190,6 +244,12 @@ impl VolumeFacts {
         policy::apply(arguments.clone(), "").map_err(|cause| VolumeRefusal::MountOptions { cause })?;
         let prefix = parse_prefix(attribute(context::PREFIX), &arguments).map_err(publish)?;
         let authentication_source = parse_source(attribute(context::AUTHENTICATION_SOURCE)).map_err(publish)?;
+        if self.lifecycle == VolumeLifecycle::Inline {
+            restrict_inline(&self.attributes, authentication_source, &arguments)
+                .map_err(|cause| publish(InvalidPublish::Inline { cause }))?;
+        }
+        let connection = parse_connection(&self.attributes, &arguments, &bucket).map_err(publish)?;
+        require_own_keys(&connection, authentication_source).map_err(publish)?;
         let endpoint = parse_endpoint(attribute(context::ENDPOINT_URL), authentication_source).map_err(publish)?;
         let is_workload_s = authentication_source == AuthenticationSource::Pod;
         let role = parse_role(attribute(context::ROLE_ARN).filter(|_| is_workload_s)).map_err(publish)?;
@@ -205,6 +265,7 @@ impl VolumeFacts {
             bucket: bucket.as_str().to_owned(),
             prefix,
             endpoint,
+            connection,
             mount_options: arguments.normalised().join("\n"),
             fs_group,
             authentication_source,

@@ -1,23 +1,32 @@
 //! Parses a request to publish a volume into checked types, or reports the first problem.
 
+mod connection;
 mod identity;
+mod inline;
 mod workload;
 
 use std::collections::BTreeMap;
 
 use crate::arguments::{InvalidArgument, MountArguments};
-use crate::bucket::{BucketName, InvalidBucketName};
+use crate::bucket::InvalidBucketName;
+use crate::bucket_reference::BucketReference;
+use crate::ca_certificates::{CaCertificates, InvalidCaCertificates};
 use crate::endpoint::{EndpointUrl, InvalidEndpointUrl};
-use crate::identifiers::VolumeId;
+use crate::identifiers::{PvName, VolumeId};
 use crate::prefix::{self, InvalidPrefix, Prefix};
 use crate::role::InvalidRoleArn;
 use crate::secret::Secret;
 use crate::sharing::SharingKey;
+use crate::store_connection::{self, Addressing, InvalidConnection, StoreConnection};
 use crate::target::{InvalidTargetPath, TargetPath};
 
+use self::connection::all_certificates;
+pub(crate) use self::connection::{parse_connection, require_own_keys};
 use self::identity::parse_identity;
 pub(crate) use self::identity::parse_source;
 pub use self::identity::{AuthenticationSource, Identity, SecretFallback, UnusableSecret};
+pub(crate) use self::inline::restrict_inline;
+pub use self::inline::{InlineVolumes, InvalidInline, inline_options, is_inline, volume_name};
 pub(crate) use self::workload::parse_role;
 pub use self::workload::{Grant, UnusableToken, WorkloadIdentity, guard_tokens};
 
@@ -31,6 +40,10 @@ pub mod context {
     pub const ENDPOINT_URL: &str = "endpointUrl";
     /// With `authenticationSource: pod`: the role whose keys are asked for, unless the service account names one.
     pub const ROLE_ARN: &str = "roleArn";
+    /// The mount options of an inline volume, with commas between them.
+    pub const MOUNT_OPTIONS: &str = "mountOptions";
+    /// `"true"` for an inline volume.
+    pub const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
     pub const POD_NAMESPACE: &str = "csi.storage.k8s.io/pod.namespace";
     pub const SERVICE_ACCOUNT_NAME: &str = "csi.storage.k8s.io/serviceAccount.name";
     /// Also among the secrets, if the `CSIDriver` object says so.
@@ -93,11 +106,18 @@ pub enum AccessType<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Publish {
     pub volume_id: VolumeId,
-    pub bucket: BucketName,
+    /// What attachments call the volume; see [`volume_name`].
+    pub volume: PvName,
+    pub is_inline: bool,
+    pub bucket: BucketReference,
     /// Also among the arguments.
     pub prefix: Option<Prefix>,
     /// `None`: the driver's.
     pub endpoint: Option<EndpointUrl>,
+    /// Also among the arguments, as far as they can say it.
+    pub connection: StoreConnection,
+    /// Certificates of the volume's attribute and its Secret.
+    pub ca_certificates: Option<CaCertificates>,
     pub target: TargetPath,
     pub workload_namespace: Option<String>,
     pub service_account: Option<String>,
@@ -194,6 +214,35 @@ pub enum InvalidPublish {
     )]
     EndpointWithoutSecret,
 
+    #[error("correct spec.csi.volumeAttributes of the PersistentVolume")]
+    Connection {
+        #[source]
+        cause: InvalidConnection,
+    },
+
+    #[error(
+        "{attribute} is only for volumes with keys of their own: set authenticationSource: secret (or pod), so that the driver's keys \
+         are used only where its administrator says"
+    )]
+    WithoutOwnKeys { attribute: &'static str },
+
+    #[error("key {} of the volume's Secret not usable", store_connection::SECRET_CA)]
+    SecretCertificates {
+        #[source]
+        cause: InvalidCaCertificates,
+    },
+
+    #[error(
+        "forcePathStyle is not possible with the ARN of an access point, which only the host of requests can name; remove it"
+    )]
+    PathStyleWithArn,
+
+    #[error("correct the volume in the spec of the Pod")]
+    Inline {
+        #[source]
+        cause: InvalidInline,
+    },
+
     #[error("fsGroup {value:?} is not a number: correct securityContext.fsGroup of the Pod")]
     FsGroup { value: String },
 
@@ -226,7 +275,7 @@ impl Publish {
         let RawPublish { volume_id, target_path, volume_context, capability, readonly, secrets } = raw;
         let attribute = |key: &str| volume_context.get(key).map(String::as_str).filter(|it| !it.is_empty());
 
-        let volume_id = volume_id.parse().map_err(|_| InvalidPublish::VolumeIdMissing)?;
+        let parsed_id = volume_id.parse().map_err(|_| InvalidPublish::VolumeIdMissing)?;
         let bucket = attribute(context::BUCKET_NAME).ok_or(InvalidPublish::BucketNameMissing)?;
         if target_path.is_empty() {
             return Err(InvalidPublish::TargetPathMissing);
@@ -239,10 +288,18 @@ impl Publish {
             AccessType::Unset => ([].as_slice(), ""),
         };
 
-        let bucket = bucket.parse().map_err(|cause| InvalidPublish::BucketName { cause })?;
+        let bucket: BucketReference = bucket.parse().map_err(|cause| InvalidPublish::BucketName { cause })?;
         let target = target_path.parse().map_err(|cause| InvalidPublish::TargetPath { cause })?;
-        let mut arguments =
-            MountArguments::parse(mount_flags).map_err(|cause| InvalidPublish::MountOptions { cause })?;
+        let inline = |cause| InvalidPublish::Inline { cause };
+        let volume = volume_name(volume_id, &target, volume_context).map_err(inline)?;
+        let is_inline = is_inline(volume_context);
+        let inline_flags = if is_inline { inline_options(volume_context) } else { Vec::new() };
+        let mut arguments = MountArguments::parse(mount_flags.iter().chain(&inline_flags))
+            .map_err(|cause| InvalidPublish::MountOptions { cause })?;
+        let declared_source = parse_source(attribute(context::AUTHENTICATION_SOURCE))?;
+        if is_inline {
+            restrict_inline(volume_context, declared_source, &arguments).map_err(inline)?;
+        }
         refuse_root_as_owner(&arguments)?;
         let volume_access = mode_access.and(take_read_only(&mut arguments)?);
         let access = volume_access.and(if *readonly { Access::ReadOnly } else { Access::ReadWrite });
@@ -251,16 +308,26 @@ impl Publish {
         if let Some(prefix) = &prefix {
             arguments.set("--prefix", Some(prefix.as_str()));
         }
+        let connection = parse_connection(volume_context, &arguments, &bucket)?;
         add_defaults(&mut arguments, fs_group);
-        let declared_source = parse_source(attribute(context::AUTHENTICATION_SOURCE))?;
+        connection.add_to(&mut arguments, if bucket.is_arn() { Addressing::VirtualHost } else { Addressing::Path });
+        // The author of a Pod must never get the driver's keys.
+        let no_fallback = SecretFallback::default();
+        let fallback = if is_inline || connection.needs_own_keys().is_some() { &no_fallback } else { fallback };
         let identity = parse_identity(declared_source, volume_context, secrets, fallback)?;
         let endpoint = parse_endpoint(attribute(context::ENDPOINT_URL), identity.source())?;
+        require_own_keys(&connection, identity.source())?;
+        let ca_certificates = all_certificates(&connection, identity.source(), secrets)?;
 
         Ok(Self {
-            volume_id,
+            volume_id: parsed_id,
+            volume,
+            is_inline,
             bucket,
             prefix,
             endpoint,
+            connection,
+            ca_certificates,
             target,
             workload_namespace: attribute(context::POD_NAMESPACE).map(str::to_owned),
             service_account: attribute(context::SERVICE_ACCOUNT_NAME).map(str::to_owned),
@@ -283,11 +350,12 @@ impl Publish {
     pub fn sharing_key(&self, node: &str) -> SharingKey {
         SharingKey {
             node: node.to_owned(),
-            persistent_volume: self.target.volume().as_str().to_owned(),
+            persistent_volume: self.volume.as_str().to_owned(),
             volume_id: self.volume_id.as_str().to_owned(),
             bucket: self.bucket.as_str().to_owned(),
             prefix: self.prefix.clone(),
             endpoint: self.endpoint.clone(),
+            connection: self.connection.clone(),
             mount_options: self.arguments.normalised().join("\n"),
             fs_group: self.fs_group.clone(),
             authentication_source: self.identity.source(),
@@ -416,7 +484,6 @@ fn add_defaults(arguments: &mut MountArguments, fs_group: Option<u32>) {
     if !arguments.has("--allow-other") {
         arguments.set_if_absent("--allow-root", None);
     }
-    arguments.set_if_absent("--force-path-style", None);
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! Rules of requests, each against a request that is fine but for one thing.
 
+mod connection;
 mod identity;
+mod inline;
 
 use proptest::prelude::*;
 

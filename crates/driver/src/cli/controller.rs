@@ -18,7 +18,7 @@ use super::kubernetes::KubernetesArgs;
 use super::log::LogArgs;
 use super::mountpoint_resources::MountpointResourcesArgs;
 use super::provisioning::ProvisioningArgs;
-use super::{Strategy, shutdown_signal};
+use super::{Strategy, Switch, shutdown_signal};
 use crate::api::MetadataKeys;
 use crate::controller::failpoints::{Failpoint, Failpoints};
 use crate::controller::pod::PodSettings;
@@ -112,6 +112,10 @@ pub struct ControllerArgs {
     #[arg(long, env = "MOUNTPOINT_STAGE_SIZE_LIMIT", value_name = "QUANTITY", default_value = "1Gi")]
     mountpoint_stage_size_limit: StageLimit,
 
+    /// Whether volumes in the specs of Pods get Mountpoint Pods; only with keys of their own.
+    #[arg(long, env = "INLINE_VOLUMES", value_enum, default_value = "off")]
+    inline_volumes: Switch,
+
     /// Whether controllers elect a leader.
     #[arg(long, value_enum, default_value = "on")]
     leader_election: LeaderElection,
@@ -175,6 +179,7 @@ impl ControllerArgs {
             mountpoint_priority_class_name,
             tls_ca_cert_configmap,
             mountpoint_stage_size_limit,
+            inline_volumes,
             leader_election,
             lease_name,
             lease_namespace,
@@ -245,6 +250,7 @@ impl ControllerArgs {
                     workers,
                     upgrades_per_node,
                     new_workloads,
+                    inline_volumes: inline_volumes.into(),
                     failpoints: Failpoints::stop_after(stop_after),
                 };
                 tracing::info!(

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use s3csi_core::credentials::Keys;
+use s3csi_core::environment::DriverSettings;
 
 use crate::credentials::driver::{CredentialSource, DriverCredentials};
 use crate::credentials::issuer::{Issuer, SecurityTokenService};
@@ -79,8 +80,8 @@ impl CredentialArgs {
         self.sts_ca_bundle.clone().filter(|it| !it.as_os_str().is_empty())
     }
 
-    /// `region` chooses AWS's security token service.
-    pub fn driver_credentials(self, region: Option<&str>) -> anyhow::Result<DriverCredentials> {
+    /// The region of the settings chooses AWS's security token service.
+    pub fn driver_credentials(self, settings: &DriverSettings) -> anyhow::Result<DriverCredentials> {
         // No `..`: an unused flag does not compile.
         let Self {
             credentials_source,
@@ -107,7 +108,7 @@ impl CredentialArgs {
                 CredentialSource::Issuer(Issuer::InstanceProfile { endpoint: instance_metadata_url })
             }
             SourceKind::WebIdentity => CredentialSource::Issuer(Issuer::WebIdentity {
-                sts: SecurityTokenService::new(text(sts_endpoint_url), region, path(sts_ca_bundle)),
+                sts: SecurityTokenService::new(text(sts_endpoint_url), settings, path(sts_ca_bundle)),
                 role: text(role_arn).context("--credentials-source web-identity needs --role-arn")?,
                 token_file: path(web_identity_token_file)
                     .context("--credentials-source web-identity needs --web-identity-token-file")?,

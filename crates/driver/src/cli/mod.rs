@@ -12,12 +12,14 @@ mod mountpoint_resources;
 mod node;
 mod pod_identity;
 mod provisioning;
+mod proxy;
 mod systemd;
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand, ValueEnum};
+use s3csi_core::publish::InlineVolumes;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// Mounts S3 buckets as Kubernetes volumes.
@@ -60,6 +62,15 @@ enum Strategy {
 enum Switch {
     On,
     Off,
+}
+
+impl From<Switch> for InlineVolumes {
+    fn from(switch: Switch) -> Self {
+        match switch {
+            Switch::On => Self::Allowed,
+            Switch::Off => Self::Refused,
+        }
+    }
 }
 
 impl Strategy {

@@ -20,6 +20,7 @@ use super::directories::{resolved_directory, share_directory};
 use super::kubernetes::KubernetesArgs;
 use super::log::LogArgs;
 use super::pod_identity::PodIdentityArgs;
+use super::proxy::ProxyArgs;
 use super::systemd::SystemdArgs;
 use super::{Strategy, Switch, shutdown_signal};
 use crate::credentials::workload::WorkloadCredentials;
@@ -129,6 +130,9 @@ pub struct NodeArgs {
     s3_region: Option<String>,
 
     #[command(flatten)]
+    proxy: ProxyArgs,
+
+    #[command(flatten)]
     credentials: CredentialArgs,
 
     #[command(flatten)]
@@ -138,6 +142,10 @@ pub struct NodeArgs {
     /// volumes of earlier drivers do.
     #[arg(long, env = "SECRET_FALLS_BACK_TO_DRIVER", value_name = "NAMESPACE,…", value_delimiter = ',')]
     secret_falls_back_to_driver: Vec<String>,
+
+    /// Whether volumes in the specs of Pods are mounted; only with keys of their own.
+    #[arg(long, env = "INLINE_VOLUMES", value_enum, default_value = "off")]
+    inline_volumes: Switch,
 
     /// Kubernetes version for the user agent.
     #[arg(long, env = "KUBERNETES_VERSION", value_name = "VERSION")]
@@ -193,9 +201,11 @@ impl NodeArgs {
             health_address,
             s3_endpoint_url,
             s3_region,
+            proxy,
             credentials,
             pod_identity,
             secret_falls_back_to_driver,
+            inline_volumes,
             kubernetes_version,
             log,
             stop_after,
@@ -205,9 +215,9 @@ impl NodeArgs {
             .filter(|it| !it.is_empty())
             .context("AWS_ENDPOINT_URL environment variable must be set (or --s3-endpoint-url), for example to http://s3.example.com:8000")?;
         anyhow::ensure!(!node_id.is_empty(), "node-id is required: set CSI_NODE_NAME or --node-id to this node's name");
-        let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
+        let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region, proxy: proxy.settings()? };
         let sts_ca_bundle = credentials.sts_ca_bundle();
-        let driver_credentials = Arc::new(credentials.driver_credentials(settings.region.as_deref())?);
+        let driver_credentials = Arc::new(credentials.driver_credentials(&settings)?);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
             .build()
@@ -217,12 +227,13 @@ impl NodeArgs {
         let needs_client =
             strategy == Strategy::Pod || draining.contains(&Strategy::Pod) || pod_identity.reads_service_accounts();
         let client = runtime.block_on(kubernetes.client_if_needed(metrics.api(), needs_client))?;
-        let pod_identity = pod_identity.settings(settings.region.as_deref(), sts_ca_bundle, client.as_ref())?;
+        let pod_identity = pod_identity.settings(&settings, sts_ca_bundle, client.as_ref())?;
         let engine_config = EngineConfig {
             settings,
             driver_credentials,
             workload_credentials: Arc::new(WorkloadCredentials::new(pod_identity)),
             kubernetes_version,
+            ca_bundle: None,
             runtime: runtime.handle().clone(),
         };
         let builder = NodeBuilder {
@@ -257,7 +268,10 @@ impl NodeArgs {
         let server = Server {
             driver_name: builder.driver_name.clone(),
             node_id: builder.node_id.clone(),
-            node: Arc::new(Node::new(strategies, background.reporter.clone(), workload_credentials, fallback)),
+            node: Arc::new(
+                Node::new(strategies, background.reporter.clone(), workload_credentials, fallback)
+                    .with_inline_volumes(inline_volumes.into()),
+            ),
             registration: builder.registration(registration, kubelet_endpoint, &background),
             csi_socket,
             health_address,
@@ -383,6 +397,7 @@ impl NodeBuilder {
             engine_tasks_limit,
             engine_stage_size_limit,
             engine_keep_alive,
+            engine_ca_bundle,
         } = systemd;
         let directory = self.layout.plugin_directory();
         let host_view = host_plugin_dir.clone().unwrap_or_else(|| directory.clone());
@@ -409,7 +424,10 @@ impl NodeBuilder {
             },
             legacy: LegacyProfiles { directory: resolved_directory(&directory)?, host_view },
             engine: mount_s3_path.clone(),
-            engine_config: self.engine_config.clone(),
+            engine_config: EngineConfig {
+                ca_bundle: engine_ca_bundle.clone().filter(|it| !it.as_os_str().is_empty()),
+                ..self.engine_config.clone()
+            },
             limits: Limits {
                 memory_bytes: *engine_memory_limit,
                 cpu_millis: *engine_cpu_limit,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 use kube::Client;
+use s3csi_core::environment::DriverSettings;
 use s3csi_core::role::RoleArn;
 
 use super::Switch;
@@ -59,7 +60,7 @@ impl PodIdentityArgs {
     /// `None` if it is off. `authorities` are trusted beside the system's.
     pub fn settings(
         self,
-        region: Option<&str>,
+        driver: &DriverSettings,
         authorities: Option<PathBuf>,
         client: Option<&Client>,
     ) -> anyhow::Result<Option<PodIdentitySettings>> {
@@ -83,7 +84,7 @@ impl PodIdentityArgs {
             .transpose()
             .context("--pod-identity-role-arn is invalid")?;
         Ok(Some(PodIdentitySettings {
-            sts: SecurityTokenService::new(text(pod_identity_sts_endpoint_url), region, authorities),
+            sts: SecurityTokenService::new(text(pod_identity_sts_endpoint_url), driver, authorities),
             audience,
             default_role,
             agent: text(pod_identity_agent_url).map(|url| AgentSettings { url, audience: pod_identity_agent_audience }),

@@ -10,6 +10,7 @@ use s3csi_core::provision::is_signing_region;
 use s3csi_core::publish::SingleNodeVolumes;
 
 use super::credentials::CredentialArgs;
+use super::proxy::ProxyArgs;
 use crate::csi::provisioning::ProvisioningServer;
 use crate::csi::server::Endpoint;
 use crate::provision::failpoints::{Failpoint, Failpoints};
@@ -34,6 +35,9 @@ pub struct ProvisioningArgs {
     s3_ca_bundle: Option<PathBuf>,
 
     #[command(flatten)]
+    proxy: ProxyArgs,
+
+    #[command(flatten)]
     credentials: CredentialArgs,
 
     /// For tests of crashes: end right after the first change of this kind in the store.
@@ -52,7 +56,8 @@ impl ProvisioningArgs {
         driver_name: &str,
         single_node: SingleNodeVolumes,
     ) -> anyhow::Result<Option<ProvisioningServer>> {
-        let Self { csi_endpoint, s3_endpoint_url, s3_region, s3_ca_bundle, credentials, stop_after_change } = self;
+        let Self { csi_endpoint, s3_endpoint_url, s3_region, s3_ca_bundle, proxy, credentials, stop_after_change } =
+            self;
         let Some(endpoint) = csi_endpoint.filter(|it| !it.is_empty()) else {
             return Ok(None);
         };
@@ -65,7 +70,7 @@ impl ProvisioningArgs {
             s3_region.as_deref().is_none_or(is_signing_region),
             "AWS_REGION {s3_region:?} is not the name of a region, such as us-east-1"
         );
-        let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region };
+        let settings = DriverSettings { endpoint_url: Some(endpoint_url), region: s3_region, proxy: proxy.settings()? };
         let certificates = match s3_ca_bundle.filter(|it| !it.as_os_str().is_empty()) {
             None => TrustedCertificates::default(),
             Some(path) => {
@@ -74,7 +79,7 @@ impl ProvisioningArgs {
             }
         };
         let failpoints = Failpoints::stop_after(stop_after_change);
-        let credentials = Arc::new(credentials.driver_credentials(settings.region.as_deref())?);
+        let credentials = Arc::new(credentials.driver_credentials(&settings)?);
         let provisioner = Arc::new(Provisioner::new(settings, credentials, &certificates, failpoints)?);
         Ok(Some(ProvisioningServer { driver_name: driver_name.to_owned(), socket, provisioner, single_node }))
     }

@@ -43,4 +43,8 @@ pub struct SystemdArgs {
     /// applications see a pause; with `off`, the volume is mounted again.
     #[arg(long, env = "ENGINE_KEEP_ALIVE", value_enum, default_value = "on")]
     pub engine_keep_alive: Switch,
+
+    /// Strategy systemd: file with CA certificates (PEM) that engines trust in addition to the host's.
+    #[arg(long, env = "ENGINE_CA_BUNDLE", value_name = "FILE")]
+    pub engine_ca_bundle: Option<PathBuf>,
 }

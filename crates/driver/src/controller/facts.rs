@@ -4,8 +4,8 @@
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, PodSpec, PodStatus, SecretReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use s3csi_core::attachment::{
-    Attachment, Claim, ClaimRef, ClaimSource, MountpointPod, PodPhase, Timestamp, VolumeFacts, Workload,
-    is_mountpoint_pod_name,
+    Attachment, Claim, ClaimRef, ClaimSource, InlineVolume, MountpointPod, PodPhase, Timestamp, VolumeFacts,
+    VolumeLifecycle, Workload, is_mountpoint_pod_name,
 };
 use s3csi_core::mountpoint_pod::PodShape;
 use s3csi_core::{AccessMode, PvName};
@@ -30,7 +30,7 @@ pub struct AttachmentWithStatus {
     pub status: Option<MountpointS3PodAttachmentStatus>,
 }
 
-/// `None` for Pods that mount no claim: most Pods of a cluster.
+/// `None` for Pods that mount neither a claim nor an inline volume of ours: most Pods of a cluster.
 pub fn workload(driver: &str, pod: &Pod) -> Option<Workload> {
     let Pod { metadata, spec, status } = pod;
     let mounted = PodCondition::read(pod, &PodCondition::mounted(driver));
@@ -39,10 +39,15 @@ pub fn workload(driver: &str, pod: &Pod) -> Option<Workload> {
         .volumes
         .iter()
         .flatten()
-        .filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-            (Some(claim), _) => Some(ClaimSource::Claim(claim.claim_name.clone())),
-            (None, Some(_)) => Some(ClaimSource::Ephemeral { volume: volume.name.clone() }),
-            (None, None) => None,
+        .filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral, &volume.csi) {
+            (Some(claim), _, _) => Some(ClaimSource::Claim(claim.claim_name.clone())),
+            (None, Some(_), _) => Some(ClaimSource::Ephemeral { volume: volume.name.clone() }),
+            (None, None, Some(csi)) if csi.driver == driver => Some(ClaimSource::Inline(InlineVolume {
+                name: volume.name.clone(),
+                attributes: csi.volume_attributes.clone().unwrap_or_default(),
+                secret: csi.node_publish_secret_ref.as_ref().map(|it| it.name.clone()).filter(|it| !it.is_empty()),
+            })),
+            (None, None, _) => None,
         })
         .collect();
     if claims.is_empty() {
@@ -129,6 +134,7 @@ pub fn volume(driver: &str, volume: &PersistentVolume) -> Option<VolumeFacts> {
             attributes: std::collections::BTreeMap::new(),
             access_mode: None,
             pod_problem: None,
+            lifecycle: VolumeLifecycle::Persistent,
         });
     };
     let attributes = ours.volume_attributes.clone().unwrap_or_default();
@@ -143,6 +149,7 @@ pub fn volume(driver: &str, volume: &PersistentVolume) -> Option<VolumeFacts> {
         pod_problem: PodShape::parse(&attributes, &mount_options).err().map(|it| it.to_string()),
         mount_options,
         attributes,
+        lifecycle: VolumeLifecycle::Persistent,
     })
 }
 

@@ -25,6 +25,7 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use s3csi_core::Chain;
 use s3csi_core::attachment::{Timestamp, Workload};
+use s3csi_core::publish::InlineVolumes;
 use tokio::task::JoinSet;
 
 use self::apply::Apply;
@@ -58,6 +59,7 @@ pub struct ControllerConfig {
     /// How many Mountpoint Pods of a node are replaced at the same time after an upgrade of the driver.
     pub upgrades_per_node: usize,
     pub new_workloads: NewWorkloads,
+    pub inline_volumes: InlineVolumes,
     pub failpoints: Failpoints,
 }
 
@@ -123,7 +125,8 @@ async fn work(client: &Client, config: &ControllerConfig, health: &Arc<Health>) 
     let reconciler = Arc::new(Reconciler {
         cache: Mutex::new(
             Cache::new(keys.driver(), &config.pods.driver_version, config.upgrades_per_node)
-                .with_new_workloads(config.new_workloads),
+                .with_new_workloads(config.new_workloads)
+                .with_inline_volumes(config.inline_volumes),
         ),
         single_node_volumes: VolumeLocks::default(),
         replacements: tokio::sync::Mutex::default(),

@@ -1,4 +1,4 @@
-//! One HTTP request to an issuer of credentials: bounded in time and size, never redirected.
+//! One HTTP request to an issuer of credentials: bounded in time and size, never redirected, through a proxy if there is one.
 
 use std::error::Error;
 use std::fs;
@@ -13,8 +13,9 @@ use hyper::client::conn::http1;
 use hyper::header::HOST;
 use hyper::{Request, Uri};
 use hyper_util::rt::TokioIo;
+use s3csi_core::proxy::{ProxySettings, ProxyUrl, Scheme};
 use s3csi_core::secret::Secret;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::crypto::ring;
@@ -27,6 +28,9 @@ const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Answers have a few kilobytes.
 const LONGEST_ANSWER_BYTES: usize = 64 << 10;
+
+/// A proxy's answer to CONNECT has a few headers.
+const LONGEST_PROXY_ANSWER_BYTES: usize = 8 << 10;
 
 /// What is sent. Headers and body may be secret.
 pub struct IssuerRequest<'a> {
@@ -54,6 +58,9 @@ pub enum IssuerHttpError {
         cause: io::Error,
     },
 
+    #[error("proxy {proxy} does not connect to {host}: {problem}")]
+    Proxy { proxy: String, host: String, problem: String },
+
     #[error("the CA certificates for {host} cannot be used: {problem}")]
     Certificates { host: String, problem: String },
 
@@ -68,8 +75,17 @@ pub enum IssuerHttpError {
     Timeout { host: String },
 }
 
-/// Sends a request and reads the whole answer. `authorities` are certificates in PEM that are trusted beside the system's.
+/// Sends a request without a proxy: to services of the machine itself.
 pub async fn send(request: IssuerRequest<'_>, authorities: Option<&Path>) -> Result<IssuerResponse, IssuerHttpError> {
+    send_through(&ProxySettings::default(), request, authorities).await
+}
+
+/// Sends a request and reads the whole answer. `authorities` are certificates in PEM that are trusted beside the system's.
+pub async fn send_through(
+    proxies: &ProxySettings,
+    request: IssuerRequest<'_>,
+    authorities: Option<&Path>,
+) -> Result<IssuerResponse, IssuerHttpError> {
     let invalid = || IssuerHttpError::Url { url: request.url.to_owned() };
     let uri: Uri = request.url.parse().map_err(|_| invalid())?;
     let host = uri.host().filter(|it| !it.is_empty()).ok_or_else(invalid)?.to_owned();
@@ -80,18 +96,30 @@ pub async fn send(request: IssuerRequest<'_>, authorities: Option<&Path>) -> Res
     };
     let address = host.trim_matches(['[', ']']).to_owned();
     let port = uri.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+    let proxy = proxies.proxy_for(if is_tls { Scheme::Https } else { Scheme::Http }, &host);
     let work = async {
-        let connected = TcpStream::connect((address.as_str(), port)).await;
-        let stream = connected.map_err(|cause| IssuerHttpError::Connect { host: host.clone(), cause })?;
+        let connected = match proxy {
+            Some(proxy) => TcpStream::connect(proxy.authority()).await,
+            None => TcpStream::connect((address.as_str(), port)).await,
+        };
+        let reached = proxy.map_or_else(|| host.clone(), |it| format!("proxy {it}"));
+        let mut stream = connected.map_err(|cause| IssuerHttpError::Connect { host: reached, cause })?;
         if !is_tls {
-            return exchange(stream, &uri, &host, &request).await;
+            // A proxy gets the whole URL.
+            let path = uri.path_and_query().map_or("/", |it| it.as_str());
+            let target = if proxy.is_some() { request.url } else { path };
+            return exchange(stream, target, &uri, &host, &request).await;
+        }
+        if let Some(proxy) = proxy {
+            open_tunnel(&mut stream, proxy, &host, port).await?;
         }
         let unusable = |problem: String| IssuerHttpError::Certificates { host: host.clone(), problem };
         let name = ServerName::try_from(address.clone()).map_err(|error| unusable(error.to_string()))?;
         let connector = TlsConnector::from(Arc::new(tls_config(authorities).map_err(unusable)?));
         let connected = connector.connect(name, stream).await;
         let stream = connected.map_err(|cause| IssuerHttpError::Connect { host: host.clone(), cause })?;
-        exchange(stream, &uri, &host, &request).await
+        let path = uri.path_and_query().map_or("/", |it| it.as_str());
+        exchange(stream, path, &uri, &host, &request).await
     };
     let late = |_| IssuerHttpError::Timeout { host: host.clone() };
     tokio::time::timeout(DEADLINE, work).await.map_err(late)?
@@ -99,14 +127,14 @@ pub async fn send(request: IssuerRequest<'_>, authorities: Option<&Path>) -> Res
 
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    target: &str,
     uri: &Uri,
     host: &str,
     request: &IssuerRequest<'_>,
 ) -> Result<IssuerResponse, IssuerHttpError> {
     let failed = |cause: Box<dyn Error + Send + Sync>| IssuerHttpError::Exchange { host: host.to_owned(), cause };
-    let path = uri.path_and_query().map_or("/", |it| it.as_str());
     let authority = uri.authority().map_or(host, |it| it.as_str());
-    let mut builder = Request::builder().method(request.method).uri(path).header(HOST, authority);
+    let mut builder = Request::builder().method(request.method).uri(target).header(HOST, authority);
     for (name, value) in request.headers {
         builder = builder.header(*name, *value);
     }
@@ -121,6 +149,25 @@ async fn exchange(
     let body = Limited::new(response.into_body(), LONGEST_ANSWER_BYTES).collect().await.map_err(failed)?;
     let body = Secret::new(String::from_utf8_lossy(&body.to_bytes()).into_owned());
     Ok(IssuerResponse { status, body })
+}
+
+/// Asks a proxy for a connection to the host, over which TLS is spoken then.
+async fn open_tunnel(stream: &mut TcpStream, proxy: &ProxyUrl, host: &str, port: u16) -> Result<(), IssuerHttpError> {
+    let refused = |problem: String| IssuerHttpError::Proxy { proxy: proxy.to_string(), host: host.to_owned(), problem };
+    let failed = |cause: io::Error| refused(cause.to_string());
+    let question = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
+    stream.write_all(question.as_bytes()).await.map_err(failed)?;
+    let mut answer = Vec::new();
+    // Byte by byte: what follows the headers is the host's.
+    while !answer.ends_with(b"\r\n\r\n") {
+        if LONGEST_PROXY_ANSWER_BYTES < answer.len() {
+            return Err(refused("its answer is too long".to_owned()));
+        }
+        answer.push(stream.read_u8().await.map_err(failed)?);
+    }
+    let answer = String::from_utf8_lossy(&answer);
+    let status = answer.lines().next().unwrap_or_default();
+    if status.split_whitespace().nth(1) == Some("200") { Ok(()) } else { Err(refused(status.to_owned())) }
 }
 
 /// Read for every request, about once an hour: changed certificates need no restart.

@@ -10,6 +10,8 @@ use std::time::SystemTime;
 use hyper::Uri;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use s3csi_core::credentials::{InvalidKeys, Keys};
+use s3csi_core::environment::DriverSettings;
+use s3csi_core::proxy::ProxySettings;
 use s3csi_core::secret::Secret;
 use serde::Deserialize;
 
@@ -43,11 +45,12 @@ pub enum Issuer {
     Container { url: String, token_file: Option<PathBuf> },
 }
 
-/// A security token service, and the file of certificates in PEM that are trusted beside the system's.
+/// A security token service, the file of certificates in PEM that are trusted beside the system's, and the way to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecurityTokenService {
     pub url: String,
     pub authorities: Option<PathBuf>,
+    pub proxy: ProxySettings,
 }
 
 /// Keys that expire.
@@ -136,13 +139,13 @@ impl Issuer {
 }
 
 impl SecurityTokenService {
-    /// Without a URL that of AWS in this region.
-    pub fn new(url: Option<String>, region: Option<&str>, authorities: Option<PathBuf>) -> Self {
-        let url = url.unwrap_or_else(|| match region {
+    /// Without a URL that of AWS in the driver's region.
+    pub fn new(url: Option<String>, settings: &DriverSettings, authorities: Option<PathBuf>) -> Self {
+        let url = url.unwrap_or_else(|| match settings.region.as_deref() {
             None | Some("") => "https://sts.amazonaws.com".to_owned(),
             Some(region) => format!("https://sts.{region}.amazonaws.com"),
         });
-        Self { url, authorities }
+        Self { url, authorities, proxy: settings.proxy.clone() }
     }
 
     /// `AssumeRoleWithWebIdentity`: the token is the proof, so the request is not signed. `session` is shown in the log of the service.
@@ -161,7 +164,7 @@ impl SecurityTokenService {
         );
         let headers = [("content-type", "application/x-www-form-urlencoded"), ("accept", "application/xml")];
         let request = IssuerRequest { method: "POST", url: &self.url, headers: &headers, body };
-        let answer = http::send(request, self.authorities.as_deref()).await;
+        let answer = http::send_through(&self.proxy, request, self.authorities.as_deref()).await;
         let answer = answer.map_err(|cause| IssuerError::Http { cause })?;
         let answer = accepted(answer, &[token.expose(), encoded.expose()])?;
         let find = |name| element(answer.body.expose(), name);

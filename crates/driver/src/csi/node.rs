@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use s3csi_core::publish::{AccessMode, AccessType, RawCapability, RawPublish, SingleNodeVolumes, guard_tokens};
+use s3csi_core::publish::{
+    AccessMode, AccessType, RawCapability, RawPublish, SingleNodeVolumes, guard_tokens, is_inline,
+};
 use s3csi_core::secret::Secret;
 use tonic::{Request, Response, Status};
 
@@ -42,27 +44,21 @@ impl Service for NodeService {
         request: Request<NodePublishVolumeRequest>,
     ) -> Result<Response<NodePublishVolumeResponse>, Status> {
         let deadline = call::deadline(request.metadata());
-        let request = request.into_inner();
+        let mut request = request.into_inner();
+        let mut context: BTreeMap<String, String> = std::mem::take(&mut request.volume_context).into_iter().collect();
         let (node, metrics) = (self.node.clone(), self.metrics.clone());
-        let single_node = self.node.single_node_volumes();
+        // An inline volume belongs to one Pod. kubelet calls that a volume for one node.
+        let single_node =
+            if is_inline(&context) { SingleNodeVolumes::Enforced } else { self.node.single_node_volumes() };
         let (volume, target) = (request.volume_id.clone(), request.target_path.clone());
-        let namespace = request.volume_context.get(WORKLOAD_NAMESPACE).cloned().unwrap_or_default();
+        let namespace = context.get(WORKLOAD_NAMESPACE).cloned().unwrap_or_default();
         let start = Instant::now();
         // Waiting for a Mountpoint Pod costs no thread. What is missing then is the call's own error.
-        let assigned = node.wait_until_assigned(&target, deadline).await;
+        let assigned = node.wait_until_assigned(&volume, &target, &context, deadline).await;
         let room = self.admission.publish(&namespace, deadline);
         let call = CallSpec { method: "NodePublishVolume", volume, target, thread: CallThread::BlockingPool };
         call::run(call, room, move || {
-            let NodePublishVolumeRequest {
-                volume_id,
-                target_path,
-                volume_capability,
-                readonly,
-                secrets,
-                volume_context,
-                ..
-            } = request;
-            let mut context: BTreeMap<String, String> = volume_context.into_iter().collect();
+            let NodePublishVolumeRequest { volume_id, target_path, volume_capability, readonly, secrets, .. } = request;
             let mut secrets = guarded(secrets);
             guard_tokens(&mut context, &mut secrets);
             let raw = RawPublish {

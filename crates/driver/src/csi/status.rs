@@ -34,7 +34,7 @@ pub fn of_publish(error: &PublishError) -> Status {
         }
         PublishError::Assignment { cause, .. } => of_assignment(cause),
         PublishError::SourceBusy { .. } => Code::DeadlineExceeded,
-        PublishError::ForeignMount { .. } => Code::FailedPrecondition,
+        PublishError::ForeignMount { .. } | PublishError::CaBundle { .. } => Code::FailedPrecondition,
         PublishError::Source { cause, .. } => of_source(cause),
         PublishError::Unit { cause, .. } => of_unit(cause),
     };
@@ -84,6 +84,11 @@ fn of_invalid(invalid: &InvalidPublish) -> Code {
         | InvalidPublish::PrefixTwice
         | InvalidPublish::Endpoint { .. }
         | InvalidPublish::EndpointWithoutSecret
+        | InvalidPublish::Connection { .. }
+        | InvalidPublish::WithoutOwnKeys { .. }
+        | InvalidPublish::SecretCertificates { .. }
+        | InvalidPublish::PathStyleWithArn
+        | InvalidPublish::Inline { .. }
         | InvalidPublish::FsGroup { .. }
         | InvalidPublish::RoleArn { .. }
         | InvalidPublish::AuthenticationSource { .. } => Code::InvalidArgument,

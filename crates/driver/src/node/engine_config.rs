@@ -1,19 +1,19 @@
 //! The configuration of an engine, for every strategy: its keys, its arguments, its environment.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use s3csi_core::credentials::Keys;
 use s3csi_core::environment::{DriverSettings, ProfilePaths, engine_environment};
 use s3csi_core::policy;
-use s3csi_core::publish::{Identity, Publish};
+use s3csi_core::publish::{AuthenticationSource, Identity, Publish};
 use s3csi_core::user_agent::user_agent;
 use tokio::runtime::Handle;
 
 use super::error::PublishError;
-use crate::credentials;
 use crate::credentials::driver::DriverCredentials;
 use crate::credentials::workload::WorkloadCredentials;
+use crate::credentials::{self, EngineFiles};
 use crate::host::FuseOptions;
 
 /// The settings that all engines of this node share.
@@ -23,6 +23,8 @@ pub struct EngineConfig {
     pub driver_credentials: Arc<DriverCredentials>,
     pub workload_credentials: Arc<WorkloadCredentials>,
     pub kubernetes_version: Option<String>,
+    /// Certificates that engines trust in addition to the host's, where no mounter says so.
+    pub ca_bundle: Option<PathBuf>,
     /// Waits for issuers of keys.
     pub runtime: Handle,
 }
@@ -37,8 +39,16 @@ pub struct EngineCommand {
 }
 
 impl EngineConfig {
-    /// The keys of this volume as they are now: every publish writes them for the engine.
+    /// The keys of this volume as they are now, and its certificates: every publish writes them for the engine.
     pub fn keys(&self, publish: &Publish) -> Result<Keys, PublishError> {
+        let own = publish.ca_certificates.as_ref();
+        let driver = self.ca_bundle.as_deref().map(credentials::read_ca_bundle).transpose();
+        let driver = driver.map_err(|cause| PublishError::CaBundle { bucket: publish.bucket.to_string(), cause })?;
+        let all = driver.map(|it| it.and(own)).or_else(|| own.cloned());
+        Ok(self.current_keys(publish)?.with_certificates(all))
+    }
+
+    fn current_keys(&self, publish: &Publish) -> Result<Keys, PublishError> {
         let bucket = || publish.bucket.to_string();
         match &publish.identity {
             Identity::Secret(keys) => Ok(keys.clone()),
@@ -73,8 +83,12 @@ impl EngineConfig {
         if let Some(endpoint) = &publish.endpoint {
             settings.endpoint_url = Some(endpoint.to_string());
         }
-        let (config, credentials) = credentials::paths(view);
-        let profile = ProfilePaths { config: &config, credentials: &credentials };
+        settings.proxy = settings.proxy.overridden_by(&publish.connection.proxy);
+        let EngineFiles { config, credentials, ca_bundle } = credentials::paths(view);
+        // The volume's Secret may bring certificates later. A volume with the driver's keys has none of its own.
+        let may_have = self.ca_bundle.is_some() || publish.identity.source() != AuthenticationSource::Driver;
+        let ca_bundle = Some(ca_bundle.as_str()).filter(|_| may_have);
+        let profile = ProfilePaths { config: &config, credentials: &credentials, ca_bundle };
         Ok(EngineCommand {
             arguments: applied.arguments.render(),
             environment: engine_environment(&settings, profile, &applied.environment),

@@ -13,6 +13,7 @@ use s3csi_core::publish::InvalidPublish;
 use super::assignment::AssignmentError;
 use super::source::SourceError;
 use super::strategies::systemd::UnitError;
+use crate::credentials::CaBundleError;
 use crate::credentials::driver::DriverCredentialsError;
 use crate::credentials::workload::WorkloadCredentialsError;
 use crate::host::{HostError, Probe, SafeDirError};
@@ -46,6 +47,13 @@ pub enum PublishError {
         bucket: String,
         #[source]
         cause: DriverCredentialsError,
+    },
+
+    #[error("Could not mount {bucket:?}: the CA certificates for engines cannot be used")]
+    CaBundle {
+        bucket: String,
+        #[source]
+        cause: CaBundleError,
     },
 
     #[error("Could not mount {bucket:?}: the Pod's own identity gives no credentials")]

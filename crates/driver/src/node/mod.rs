@@ -24,12 +24,16 @@ pub mod taint;
 pub mod timing;
 pub mod workload_condition;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use s3csi_core::policy::{self, Removed};
-use s3csi_core::publish::{Publish, RawPublish, SecretFallback, SingleNodeVolumes};
+use s3csi_core::publish::{
+    InlineVolumes, InvalidInline, InvalidPublish, Publish, RawPublish, SecretFallback, SingleNodeVolumes, is_inline,
+    volume_name,
+};
 use s3csi_core::target::TargetPath;
 
 use self::error::{PublishError, UnpublishError};
@@ -64,6 +68,7 @@ pub struct Node {
     reporter: Arc<Reporter>,
     workload_credentials: Arc<WorkloadCredentials>,
     fallback: SecretFallback,
+    inline_volumes: InlineVolumes,
 }
 
 impl Node {
@@ -82,16 +87,25 @@ impl Node {
         fallback: SecretFallback,
     ) -> Self {
         let (host, targets) = (strategies.host.clone(), KeyedLocks::default());
-        Self { host, strategies, targets, reporter, workload_credentials, fallback }
+        let inline_volumes = InlineVolumes::Refused;
+        Self { host, strategies, targets, reporter, workload_credentials, fallback, inline_volumes }
+    }
+
+    #[must_use]
+    pub fn with_inline_volumes(self, inline_volumes: InlineVolumes) -> Self {
+        Self { inline_volumes, ..self }
     }
 
     pub fn publish(&self, raw: &RawPublish<'_>, deadline: Instant, timer: &CallTimer) -> Result<(), PublishError> {
+        if self.refuses(raw.volume_context) {
+            return Err(PublishError::Invalid(InvalidPublish::Inline { cause: InvalidInline::Disabled }));
+        }
         let publish = Publish::parse(raw, &self.fallback).map_err(PublishError::Invalid)?;
         let target = publish.target.path().to_owned();
         let busy = || PublishError::TargetBusy { target: target.clone() };
         let _held = self.targets.try_lock(&target.to_string_lossy()).ok_or_else(busy)?;
         let workload = workload(&publish, raw);
-        let volume = publish.target.volume().to_string();
+        let volume = publish.volume.to_string();
         let bucket = publish.bucket.to_string();
         let ignored = policy::removed(&publish.arguments);
         let has_fallen_back = publish.has_fallen_back();
@@ -124,10 +138,24 @@ impl Node {
     }
 
     /// Waits until a publish to this target has what it needs from others, if it needs anything. Returns how long that took.
-    pub async fn wait_until_assigned(&self, target: &str, deadline: Instant) -> Option<Duration> {
+    pub async fn wait_until_assigned(
+        &self,
+        volume_id: &str,
+        target: &str,
+        volume_context: &BTreeMap<String, String>,
+        deadline: Instant,
+    ) -> Option<Duration> {
         let Strategy::Pod(pods) = &self.strategies.present else { return None };
+        if self.refuses(volume_context) {
+            return None;
+        }
         let target: TargetPath = target.parse().ok()?;
-        pods.wait_until_assigned(&target, deadline).await
+        let volume = volume_name(volume_id, &target, volume_context).ok()?;
+        pods.wait_until_assigned(&target, &volume, deadline).await
+    }
+
+    fn refuses(&self, volume_context: &BTreeMap<String, String>) -> bool {
+        self.inline_volumes == InlineVolumes::Refused && is_inline(volume_context)
     }
 
     /// The health of a published volume. Asks the kernel and, with a short deadline, the engine; never S3.

@@ -12,10 +12,13 @@ use aws_sdk_s3::config::{
 };
 use aws_sdk_s3::error::BoxError;
 use aws_sdk_s3::primitives::SdkBody;
+use aws_smithy_http_client::proxy::ProxyConfig;
 use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
+use aws_smithy_http_client::{Builder, Connector};
 use http_body_util::Limited;
 use s3csi_core::credentials::Keys;
+use s3csi_core::proxy::{ProxySettings, ProxyUrl, Scheme};
 use s3csi_core::publish::AuthenticationSource;
 use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::CertificateDer;
@@ -63,11 +66,17 @@ impl TrustedCertificates {
 
 /// Connections that all calls share, with different keys.
 pub struct S3Clients {
-    http: SharedHttpClient,
+    direct: SharedHttpClient,
+    https_proxy: Option<SharedHttpClient>,
+    http_proxy: Option<SharedHttpClient>,
+    proxies: ProxySettings,
 }
 
 impl S3Clients {
-    pub fn new(TrustedCertificates(bundle): &TrustedCertificates) -> Result<Self, InvalidCaBundle> {
+    pub fn new(
+        TrustedCertificates(bundle): &TrustedCertificates,
+        proxies: &ProxySettings,
+    ) -> Result<Self, InvalidCaBundle> {
         // The default are the system's.
         let trusted = match bundle {
             None => TrustStore::default(),
@@ -75,8 +84,27 @@ impl S3Clients {
         };
         let context = TlsContext::builder().with_trust_store(trusted).build();
         let context = context.map_err(|error| InvalidCaBundle { problem: error.to_string() })?;
-        let builder = aws_smithy_http_client::Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
-        Ok(Self { http: builder.tls_context(context).build_https() })
+        let through = |proxy: Option<&ProxyUrl>| proxy.map(|it| proxied_client(&context, it)).transpose();
+        let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
+        Ok(Self {
+            https_proxy: through(proxies.https.as_ref())?,
+            http_proxy: through(proxies.http.as_ref())?,
+            direct: builder.tls_context(context).build_https(),
+            proxies: proxies.clone(),
+        })
+    }
+
+    fn client_for(&self, endpoint: Option<&str>) -> SharedHttpClient {
+        // AWS's own endpoints are known to the SDK alone, and speak TLS.
+        let endpoint = endpoint.unwrap_or("https://amazonaws.com");
+        let uri: Option<hyper::Uri> = endpoint.parse().ok();
+        let host = uri.as_ref().and_then(hyper::Uri::host).unwrap_or_default();
+        let (scheme, client) = match uri.as_ref().and_then(hyper::Uri::scheme_str) {
+            Some("http") => (Scheme::Http, &self.http_proxy),
+            Some(_) | None => (Scheme::Https, &self.https_proxy),
+        };
+        let client = client.as_ref().filter(|_| self.proxies.proxy_for(scheme, host).is_some());
+        client.unwrap_or(&self.direct).clone()
     }
 
     pub fn store(
@@ -97,7 +125,7 @@ impl S3Clients {
             .build();
         let mut config = Config::builder()
             .behavior_version(BehaviorVersion::latest())
-            .http_client(self.http.clone())
+            .http_client(self.client_for(endpoint))
             .credentials_provider(credentials)
             .region(Region::new(region.to_owned()))
             .force_path_style(true)
@@ -112,6 +140,19 @@ impl S3Clients {
         config.set_app_name(AppName::new(concat!("s3csi-", env!("CARGO_PKG_VERSION"))).ok());
         S3Store::new(Client::from_conf(config.build()), source, region.to_owned())
     }
+}
+
+/// Sends everything through the proxy: which hosts are reached directly is decided before.
+fn proxied_client(context: &TlsContext, proxy: &ProxyUrl) -> Result<SharedHttpClient, InvalidCaBundle> {
+    let proxy = ProxyConfig::all(proxy.as_str()).map_err(|error| InvalidCaBundle { problem: error.to_string() })?;
+    let context = context.clone();
+    Ok(Builder::new().build_with_connector_fn(move |settings, components| {
+        let mut builder = Connector::builder();
+        builder.set_connector_settings(settings.cloned());
+        builder.set_sleep_impl(components.and_then(RuntimeComponents::sleep_impl));
+        builder.set_proxy_config(Some(proxy.clone()));
+        builder.tls_provider(Provider::Rustls(CryptoMode::Ring)).tls_context(context.clone()).build()
+    }))
 }
 
 /// Ends answers that are longer than any we ask for: a hostile store could send an endless one.

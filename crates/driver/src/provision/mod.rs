@@ -57,7 +57,7 @@ impl Provisioner {
         certificates: &TrustedCertificates,
         failpoints: Failpoints,
     ) -> Result<Self, InvalidCaBundle> {
-        let clients = S3Clients::new(certificates)?;
+        let clients = S3Clients::new(certificates, &settings.proxy)?;
         Ok(Self { settings, driver_credentials, clients, locks: KeyedLocks::default(), failpoints })
     }
 

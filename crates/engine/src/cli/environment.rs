@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use s3csi_core::environment::CA_BUNDLE_VARIABLE;
 use s3csi_handoff::{ERRORS_VARIABLE, JSON_ERRORS, KEEP_ALIVE_VARIABLE, ServiceManager, StoredDescriptor};
 use s3csi_supervisor::control::{CHECK_CREDENTIALS_VARIABLE, DESCRIPTORS_VARIABLE, OOM_SCORE_VARIABLE};
 
@@ -41,6 +42,8 @@ pub struct Environment {
     pub stored: Option<StoredDescriptors>,
     /// The file that the keys are in.
     pub keys: Option<PathBuf>,
+    /// A file with certificates that are trusted in addition to others. It need not exist.
+    pub additional_ca_bundle: Option<PathBuf>,
     /// Threads of the S3 client library's event loop, if not as many as it chooses.
     pub event_loop_threads: Option<u16>,
     /// Where a staging directory is made if no flag names one.
@@ -126,6 +129,7 @@ impl Environment {
             manager: set("NOTIFY_SOCKET").map(|it| ServiceManager::at(it.into())),
             stored: stored(),
             keys: set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from),
+            additional_ca_bundle: set(CA_BUNDLE_VARIABLE).map(PathBuf::from),
             event_loop_threads: text("UNSTABLE_CRT_EVENTLOOP_THREADS").and_then(|it| it.parse().ok()),
             temporary_directory: set("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from),
             test_hooks: text(TEST_HOOKS).map(|it| test_hooks(&it)).transpose()?.unwrap_or_default(),

@@ -131,6 +131,14 @@ impl Cluster {
         self.call("on", &arguments)
     }
 
+    /// A command that runs in the namespaces of a node or of the control plane; the program is its first argument. What it starts ends
+    /// with the cluster at the latest.
+    pub fn command_on(&self, place: ClusterHost) -> Command {
+        let mut command = script(&self.tools);
+        command.arg("on").arg(&self.directory).arg(place.name());
+        command
+    }
+
     /// Gives an image to every node.
     pub fn load(&self, image: &Path) -> Result<(), ClusterError> {
         self.call("load", &[image.to_string_lossy().into_owned()]).map(drop)

@@ -68,6 +68,7 @@ fn the_chart_is_installed_changes_its_strategy_and_leaves_only_what_the_document
     assert_eq!(cluster.get("daemonset", "s3-csi-mounter"), Value::Null);
     cluster.our_chart("upgrade", &["--reuse-values", "--set", "strategy=pod"]).unwrap();
     assert!(cluster.get("deployment", "s3-csi-controller").is_object());
+    check_inline_volumes(&cluster);
 
     chart::run(cluster.helm(&["uninstall", "--wait", RELEASE])).unwrap();
     for (kind, name) in [
@@ -88,6 +89,18 @@ fn the_chart_is_installed_changes_its_strategy_and_leaves_only_what_the_document
     cluster.our_chart("install", &["--set", "cleanupCRDOnUninstall=true"]).unwrap();
     chart::run(cluster.helm(&["uninstall", "--wait", RELEASE])).unwrap();
     assert_eq!(cluster.get("crd", DEFINITION), Value::Null);
+}
+
+/// The API server does not let the lifecycle modes of a driver change; Helm says what to do.
+fn check_inline_volumes(cluster: &Cluster) {
+    for (value, modes) in [("true", json!(["Persistent", "Ephemeral"])), ("false", json!(["Persistent"]))] {
+        let upgrade = ["--reuse-values", "--set", &format!("inlineVolumes.enabled={value}")];
+        let refused = cluster.our_chart("upgrade", &upgrade).unwrap_err();
+        assert!(refused.contains("kubectl delete csidriver s3.csi.scality.com"), "{refused}");
+        cluster.control_plane.kubectl(&["delete", "csidriver", "s3.csi.scality.com"]).unwrap();
+        cluster.our_chart("upgrade", &upgrade).unwrap();
+        assert_eq!(cluster.get("csidriver", "s3.csi.scality.com")["spec"]["volumeLifecycleModes"], modes);
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::chart::{self, Setting, directory, helm, read, render, render_text, te
 use crate::schema::Schema;
 
 /// What must be set before these values can have a meaning.
-const PREREQUISITES: [(&str, &str, &str); 30] = [
+const PREREQUISITES: [(&str, &str, &str); 31] = [
     ("mounter.", "strategy", "daemon"),
     ("systemd.", "strategy", "systemd"),
     ("initContainer.", "strategy", "systemd"),
@@ -26,6 +26,7 @@ const PREREQUISITES: [(&str, &str, &str); 30] = [
     ("networkPolicy.scrapers", "networkPolicy.enabled", "true"),
     ("networkPolicy.egress", "networkPolicy.enabled", "true"),
     ("tls.caCertData", "tls.caCertConfigMap", "private-ca"),
+    ("proxy.noProxy", "proxy.httpsProxy", "http://proxy.example.com:3128"),
     ("credentials.source", "credentials.webIdentity.roleArn", "arn:aws:iam::1:role/one"),
     ("credentials.profile.", "credentials.source", "profile"),
     ("credentials.profile.", "credentials.profile.secretName", "files"),
@@ -138,6 +139,9 @@ fn wrong_texts_are_refused() {
     check("node.logLevel", json!(-1));
     check("mounter.limit", json!(0));
     check("systemd.memoryLimit", json!("much"));
+    check("proxy.httpsProxy", json!("http://user:password@proxy.example.com"));
+    check("proxy.httpProxy", json!("proxy.example.com:3128"));
+    check("proxy.noProxy", json!("a\nb"));
     check("driverName", json!("Not A Name"));
     check("sidecars.csiProvisioner.timeout", json!("soon"));
     check("mountpointPod.namespace", json!("Not A Name"));
@@ -149,10 +153,6 @@ fn what_cannot_work_together_is_refused() {
         let error = render_text(settings).unwrap_err();
         assert!(error.contains(expected), "{error}");
     };
-    check(
-        &[("strategy", json!("systemd")), ("tls.caCertConfigMap", json!("private-ca"))],
-        "tls.caCertConfigMap is of no use with strategy systemd",
-    );
     check(&[("tls.caCertData", json!("PEM"))], "tls.caCertData needs a name for its ConfigMap");
     let source = |it: &str| ("credentials.source", json!(it));
     check(&[source("webIdentity")], "set credentials.webIdentity.roleArn");

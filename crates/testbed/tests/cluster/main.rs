@@ -11,6 +11,7 @@ mod image;
 mod life;
 mod lost;
 mod many;
+mod network;
 mod out_of_memory;
 mod outliving;
 mod provisioning;

@@ -8,8 +8,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::restarts::restart_plugin;
 use crate::sub_paths::check_sub_paths;
 use crate::world::{
-    CLUSTER, DRIVER, NAMESPACE, NODE, OTHER_NODE, Volume, Workload, alone, delete_pods, engines_of, events, eventually,
-    is_registered, mounts, pod,
+    CLUSTER, DRIVER, NAMESPACE, NODE, OTHER_NODE, Volume, Workload, alone, authority, delete_pods, engines_of, events,
+    eventually, is_registered, mounts, pod, settings,
 };
 
 /// A strategy, as it is installed.
@@ -40,7 +40,10 @@ pub fn install_daemon() -> MutexGuard<'static, ()> {
 }
 
 fn install(Installed { strategy, driver, namespace, .. }: &Installed) {
-    CLUSTER.install_driver(namespace, driver, &["--set", &format!("strategy={strategy}")]).unwrap();
+    let (strategy, authority) = (format!("strategy={strategy}"), authority(&CLUSTER));
+    let mut arguments = settings(&authority);
+    arguments.extend(["--set", &strategy]);
+    CLUSTER.install_driver(namespace, driver, &arguments).unwrap();
 }
 
 #[test]

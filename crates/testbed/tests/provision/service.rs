@@ -13,10 +13,11 @@ use s3csi_driver::csi::proto::{
     ListVolumesRequest, ProbeRequest, ValidateVolumeCapabilitiesRequest, ValidateVolumeCapabilitiesResponse,
     VolumeCapability,
 };
-use s3csi_s3_server::certificates::CertificateAuthority;
+use s3csi_s3_server::certificates::{CertificateAuthority, UNRESOLVABLE_HOST};
 use s3csi_s3_server::store::Store as _;
 use s3csi_s3_server::{Config, Transport};
 use s3csi_testbed::credential_issuer::{CredentialIssuer, IssuerMode};
+use s3csi_testbed::forward_proxy::ForwardProxy;
 use s3csi_testbed::provisioning::{Provisioning, bundle, capability, request};
 use s3csi_testbed::versitygw::Versioning;
 use tonic::{Code, Status};
@@ -205,6 +206,28 @@ fn check_trust(provisioning: &mut Provisioning<'_>, authority: &str, fixture: &s
     let volume = provisioning.create(request("pvc-1", &[])).unwrap();
     provisioning.delete(&volume.volume_id).unwrap();
     controller.kill();
+}
+
+/// The store has a name that only the proxy knows.
+#[test]
+fn a_store_that_only_a_proxy_reaches_is_asked_through_it() {
+    for (scheme, transport) in [("http", Transport::Plain), ("https", Transport::Tls)] {
+        let world = in_process_with(&format!("proxy-{scheme}"), Config { transport, ..Config::default() });
+        let mut provisioning = world.provisioning();
+        let port = provisioning.endpoint().rsplit(':').next().unwrap().parse().unwrap();
+        let host = format!("{UNRESOLVABLE_HOST}:8443");
+        let proxy = ForwardProxy::start(&[(&host, port)]).unwrap();
+        provisioning.set_endpoint(&format!("{scheme}://{host}"));
+        if let Some(authority) = world.store.authority_pem() {
+            provisioning.set_authority(bundle(&world.fixture, "bundle.pem", authority));
+        }
+        let flag = format!("--{scheme}-proxy");
+        let _controller = provisioning.start_with(&[&flag, &proxy.url(), "--no-proxy", "127.0.0.0/8"]);
+        let volume = provisioning.create(request("pvc-1", &[])).unwrap();
+        provisioning.delete(&volume.volume_id).unwrap();
+        let connections = proxy.connections();
+        assert!(!connections.is_empty() && connections.iter().all(|it| it.ends_with(&host)), "{connections:?}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod failures;
 mod kill_matrix;
 mod legacy_v1;
 mod managers;
+mod network;
 mod outliving;
 mod patterns;
 mod recovery;

@@ -48,6 +48,7 @@ fn volume(name: &str, claim: &str) -> VolumeFacts {
         secret: None,
         access_mode: Some(AccessMode::MultiNodeMultiWriter),
         pod_problem: None,
+        lifecycle: VolumeLifecycle::Persistent,
     }
 }
 
@@ -323,4 +324,75 @@ fn a_pod_on_the_node_requires_its_volume() {
     assert_eq!(VolumeState::of(Some(&volume("pv", "data"))), VolumeState::Usable);
     let problem = VolumeFacts { pod_problem: Some("no".to_owned()), ..volume("pv", "data") };
     assert_eq!(VolumeState::of(Some(&problem)), VolumeState::Refused { problem: "no".to_owned() });
+}
+
+fn inline(attributes: &[(&str, &str)]) -> Workload {
+    let attributes = attributes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let volume = InlineVolume { name: "data".to_owned(), attributes, secret: Some("keys".to_owned()) };
+    Workload { claims: vec![ClaimSource::Inline(volume)], ..workload(&[]) }
+}
+
+const INLINE: [(&str, &str); 2] = [("bucketName", "bucket"), ("authenticationSource", "secret")];
+
+#[test]
+fn an_inline_volume_needs_no_claim_and_belongs_to_its_workload() {
+    let one = inline(&INLINE);
+    let required = required_volumes(&one, DRIVER, &objects(&[], &[]));
+    let name = crate::names::inline_volume_name(&one.uid, "data");
+    assert_eq!(required.ours.keys().collect::<Vec<_>>(), [&name]);
+    assert!(required.unresolved.is_empty());
+    let requirement = required.ours[&name].as_ref().unwrap();
+    assert_eq!(requirement.fields.persistent_volume, name);
+    assert_eq!(requirement.fields.volume_id, name.as_str());
+    assert_eq!(requirement.key.secret.as_deref(), Some("space/keys"));
+    assert_eq!(requirement.scope, NodeScope::AllNodes);
+    let other = Workload { uid: uid("b"), ..one };
+    let other = required_volumes(&other, DRIVER, &objects(&[], &[]));
+    assert!(!other.ours.contains_key(&name));
+}
+
+#[test]
+fn an_inline_volume_is_refused_here_as_on_the_node() {
+    let refusal = |attributes: &[(&str, &str)]| {
+        let required = required_volumes(&inline(attributes), DRIVER, &objects(&[], &[]));
+        Chain(required.ours.values().next().unwrap().as_ref().unwrap_err()).to_string()
+    };
+    let publish = "the volume cannot be published: correct the volume in the spec of the Pod: ";
+    assert_eq!(
+        refusal(&[("bucketName", "bucket")]),
+        format!(
+            "{publish}an inline volume must bring its own keys: set authenticationSource: secret and nodePublishSecretRef, or \
+             authenticationSource: pod"
+        )
+    );
+    assert_eq!(
+        refusal(&[INLINE[0], INLINE[1], ("mountpointPodServiceAccountName", "admin")]),
+        format!(
+            "{publish}volume attribute mountpointPodServiceAccountName is not available to inline volumes, only to those of \
+             administrators: use a PersistentVolume"
+        )
+    );
+}
+
+#[test]
+fn a_volume_that_is_reached_in_another_way_is_another_volume() {
+    let reached = |key: &str, value: &str| {
+        let mut changed = volume("pv", "data");
+        changed.attributes.insert("authenticationSource".to_owned(), "secret".to_owned());
+        changed.attributes.insert(key.to_owned(), value.to_owned());
+        need_of(&workload(&["data"]), changed)
+    };
+    let plain = reached("none", "").unwrap();
+    for (key, value) in [
+        ("region", "eu-1"),
+        ("forcePathStyle", "false"),
+        ("httpsProxy", "http://a"),
+        ("noProxy", "a"),
+        ("requesterPays", "true"),
+    ] {
+        assert_ne!(reached(key, value).unwrap().key, plain.key, "{key}");
+    }
+    let mut driver = volume("pv", "data");
+    driver.attributes.insert("httpsProxy".to_owned(), "http://a".to_owned());
+    assert!(need_of(&workload(&["data"]), driver).unwrap_err().contains("only for volumes with keys of their own"));
 }

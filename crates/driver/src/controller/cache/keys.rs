@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use s3csi_core::attachment::Workload;
 use s3csi_core::{PvName, WorkloadUid};
 
+use super::inline::inline_names;
 use super::{Cache, ClaimName};
 use crate::controller::facts::MountpointPodFacts;
 
@@ -25,7 +26,7 @@ impl Cache {
         };
         let claims = workload.claims.iter().map(|it| (workload.namespace.clone(), it.claim_name(workload)));
         let volumes = claims.filter_map(|it| self.claims.get(&it)?.volume.as_ref()?.parse().ok());
-        let ours = volumes.filter(|it| self.volume(it).is_some());
+        let ours = volumes.filter(|it| self.volume(it).is_some()).chain(inline_names(workload));
         let mut keys: ReconcileKeys =
             ours.map(|persistent_volume| ReconcileKey { node: node.clone(), persistent_volume }).collect();
         keys.extend(self.keys_of_attached(&workload.uid));

@@ -3,37 +3,32 @@
 //! Nothing here calls the API server and nothing decides. Stale facts are harmless: an action based on them loses a
 //! compare-and-swap, or the next reconciliation repairs it.
 
+mod counts;
 mod index;
+mod inline;
 mod keys;
 mod sources;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use s3csi_core::attachment::{
-    AttachedElsewhere, Claim, MountpointPod, NodeScope, ObservedState, PodOnNode, PodPhase, RequiredVolumes,
-    VolumeFacts, VolumeLister, VolumeState, Workload, required_volumes,
+    AttachedElsewhere, Claim, MountpointPod, NodeScope, ObservedState, PodOnNode, RequiredVolumes, VolumeFacts,
+    VolumeLister, VolumeState, Workload, required_volumes,
 };
+use s3csi_core::publish::InlineVolumes;
 use s3csi_core::{PvName, WorkloadUid};
 
+pub use self::counts::ClusterCounts;
 use self::index::Index;
+use self::inline::InlineIndex;
 pub use self::keys::{ReconcileKey, ReconcileKeys};
 use self::keys::{key_of_attachment, key_of_pod};
 use super::NewWorkloads;
 use super::facts::{AttachmentWithStatus, MountpointPodFacts};
 use crate::api::watch::WatchUpdate;
-
-/// Numbers of objects, for metrics.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ClusterCounts {
-    /// Attachments all of whose Mountpoint Pods run.
-    pub ready: usize,
-    pub waiting: usize,
-    pub workloads: usize,
-    pub pods: BTreeMap<&'static str, usize>,
-}
 
 /// How long a deleted workload is remembered; after this its entries are stale anyway.
 const GONE_REMEMBERED: Duration = Duration::from_mins(5);
@@ -47,6 +42,8 @@ pub struct Cache {
     /// How many sources of a node may have two Mountpoint Pods only because of a new version of the driver.
     upgrades_per_node: usize,
     new_workloads: NewWorkloads,
+    inline_volumes: InlineVolumes,
+    inline: InlineIndex,
     workloads: HashMap<WorkloadUid, Workload>,
     workloads_by_claim: Index<ClaimName, WorkloadUid>,
     gone: HashMap<ReconcileKey, HashMap<WorkloadUid, Instant>>,
@@ -71,6 +68,8 @@ impl Cache {
             driver_version: driver_version.to_owned(),
             upgrades_per_node,
             new_workloads: NewWorkloads::Attached,
+            inline_volumes: InlineVolumes::Refused,
+            inline: InlineIndex::default(),
             workloads: HashMap::new(),
             workloads_by_claim: Index::default(),
             gone: HashMap::new(),
@@ -101,6 +100,7 @@ impl Cache {
             .claims_by_volume
             .get(persistent_volume.as_str())
             .flat_map(|claim| self.workloads_by_claim.get(claim))
+            .chain(self.inline.workload(persistent_volume))
             .filter(|uid| self.workloads.get(*uid).is_some_and(|it| it.node.as_ref() == Some(node)));
         let attached = attachments.iter().flat_map(|it| it.entries.values().flatten()).map(|it| &it.workload);
         let workloads: BTreeSet<&WorkloadUid> = users.chain(attached).collect();
@@ -161,7 +161,8 @@ impl Cache {
     }
 
     pub fn volume(&self, name: &PvName) -> Option<&VolumeFacts> {
-        self.volumes.get(name.as_str()).filter(|it| it.driver.as_ref() == Some(&self.driver))
+        let persistent = self.volumes.get(name.as_str()).filter(|it| it.driver.as_ref() == Some(&self.driver));
+        persistent.or_else(|| self.inline.volume(name))
     }
 
     pub fn workload(&self, uid: &WorkloadUid) -> Option<&Workload> {
@@ -170,30 +171,6 @@ impl Cache {
 
     pub fn attachments_of(&self, key: &ReconcileKey) -> impl Iterator<Item = &AttachmentWithStatus> {
         self.attachments_by_key.get(key).filter_map(|it| self.attachments.get(it))
-    }
-
-    pub fn counts(&self) -> ClusterCounts {
-        let mut pods: BTreeMap<&'static str, usize> =
-            ["pending", "running", "ending"].into_iter().map(|it| (it, 0)).collect();
-        for MountpointPodFacts { pod, .. } in self.pods.values() {
-            *pods.entry(state_of(pod)).or_default() += 1;
-        }
-        let running: BTreeSet<&str> = self
-            .pods
-            .values()
-            .map(|it| &it.pod)
-            .filter(|it| state_of(it) == "running")
-            .map(|it| it.source.as_str())
-            .collect();
-        let is_running = |source: &String| running.contains(source.as_str());
-        let attachments = || self.attachments.values().map(|it| &it.attachment);
-        let ready = attachments().filter(|it| it.entries.keys().all(is_running)).count();
-        ClusterCounts {
-            ready,
-            waiting: self.attachments.len() - ready,
-            workloads: attachments().flat_map(|it| it.entries.values()).map(Vec::len).sum(),
-            pods,
-        }
     }
 
     /// Every key that anything is known about.
@@ -330,16 +307,13 @@ impl Cache {
     }
 
     fn set_workload(&mut self, workload: Workload) -> ReconcileKeys {
+        let workload = self.without_refused(workload);
         let known = self.workloads.get(&workload.uid);
         if known == Some(&workload) {
             return ReconcileKeys::new();
         }
         let mut affected = known.map(|it| self.keys_of_workload(it)).unwrap_or_default();
-        // The claims of a Pod never change.
-        for reference in &workload.claims {
-            let name = (workload.namespace.clone(), reference.claim_name(&workload));
-            self.workloads_by_claim.insert(name, workload.uid.clone());
-        }
+        self.index_volumes(&workload);
         affected.extend(self.keys_of_workload(&workload));
         self.workloads.insert(workload.uid.clone(), workload);
         affected
@@ -350,10 +324,7 @@ impl Cache {
             return ReconcileKeys::new();
         };
         let affected = self.keys_of_workload(&workload);
-        for reference in &workload.claims {
-            let name = (workload.namespace.clone(), reference.claim_name(&workload));
-            self.workloads_by_claim.remove(&name, uid);
-        }
+        self.unindex_volumes(&workload);
         self.remember_gone(uid, affected, now)
     }
 
@@ -471,17 +442,6 @@ impl VolumeLister for Cache {
 
     fn volume(&self, name: &str) -> Option<VolumeFacts> {
         self.volumes.get(name).cloned()
-    }
-}
-
-fn state_of(pod: &MountpointPod) -> &'static str {
-    match pod.phase {
-        _ if pod.is_terminating || pod.is_retired => "ending",
-        PodPhase::Pending => "pending",
-        PodPhase::Running => "running",
-        PodPhase::Succeeded => "succeeded",
-        PodPhase::Failed => "failed",
-        PodPhase::Unknown => "unknown",
     }
 }
 

@@ -2,7 +2,8 @@ use std::collections::BTreeMap;
 
 use s3csi_core::AccessMode;
 use s3csi_core::attachment::{
-    Activity, Attachment, AttachmentFields, ClaimRef, ClaimSource, Entry, MountpointPod, PodPhase, Timestamp,
+    Activity, Attachment, AttachmentFields, ClaimRef, ClaimSource, Entry, InlineVolume, MountpointPod, PodPhase,
+    Timestamp, VolumeLifecycle,
 };
 
 use super::*;
@@ -55,6 +56,7 @@ fn volume(name: &str, claim: &str) -> VolumeFacts {
         secret: None,
         access_mode: Some(AccessMode::MultiNodeMultiWriter),
         pod_problem: None,
+        lifecycle: VolumeLifecycle::Persistent,
     }
 }
 
@@ -265,4 +267,35 @@ fn attached_workloads_that_a_later_list_does_not_know_are_gone() {
     assert_eq!(cache.observe(&key("node", "pv")).gone, BTreeSet::from([uid("a")]));
     // A list that was not announced proves nothing.
     check(cache.update_workloads(WatchUpdate::Listed(Vec::new()), Instant::now()), &[]);
+}
+
+fn with_inline(name: &str) -> Workload {
+    let attributes = [("bucketName", "bucket"), ("authenticationSource", "secret")];
+    let attributes = attributes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let volume = InlineVolume { name: "data".to_owned(), attributes, secret: Some("keys".to_owned()) };
+    Workload { claims: vec![ClaimSource::Inline(volume)], ..workload(name, "node", "none") }
+}
+
+#[test]
+fn an_inline_volume_is_known_as_long_as_its_workload() {
+    let mut cache = cache().with_inline_volumes(InlineVolumes::Allowed);
+    let workload = with_inline("w");
+    let name = s3csi_core::names::inline_volume_name(&workload.uid, "data");
+    let key = ReconcileKey { node: "node".to_owned(), persistent_volume: name.clone() };
+    let affected = cache.update_workloads(WatchUpdate::Changed(workload.clone()), Instant::now());
+    assert_eq!(affected, ReconcileKeys::from([key.clone()]));
+    let observed = cache.observe(&key);
+    assert_eq!(observed.volume, VolumeState::Usable);
+    assert!(matches!(&observed.workloads[..], [PodOnNode { requirement: Some(Ok(_)), .. }]), "{observed:?}");
+    assert_eq!(cache.volume(&name).unwrap().secret.as_deref(), Some("ns/keys"));
+    let affected = cache.update_workloads(WatchUpdate::Deleted(workload), Instant::now());
+    assert_eq!(affected, ReconcileKeys::from([key.clone()]));
+    assert_eq!(cache.observe(&key).volume, VolumeState::Missing);
+}
+
+#[test]
+fn inline_volumes_do_not_exist_where_they_are_refused() {
+    let mut cache = cache();
+    let affected = cache.update_workloads(WatchUpdate::Changed(with_inline("w")), Instant::now());
+    assert_eq!(affected, ReconcileKeys::new());
 }

@@ -45,9 +45,20 @@ pub static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
     image::write(&archive).unwrap();
     let cluster = Cluster::start("cluster", 2).unwrap();
     cluster.load(&archive).unwrap();
-    cluster.install_driver(NAMESPACE, DRIVER, &[]).unwrap();
+    let authority = authority(&cluster);
+    cluster.install_driver(NAMESPACE, DRIVER, &settings(&authority)).unwrap();
     cluster
 });
+
+/// Helm's argument for the authority of the cluster's S3 server with TLS.
+pub fn authority(cluster: &Cluster) -> String {
+    format!("tls.caCertData={}", cluster.directory().join("pki/ca.crt").display())
+}
+
+/// What every driver of these tests is installed with.
+pub fn settings(authority: &str) -> Vec<&str> {
+    vec!["--set", "tls.caCertConfigMap=private-ca", "--set-file", authority, "--set", "inlineVolumes.enabled=true"]
+}
 
 static PEACE: RwLock<()> = RwLock::new(());
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use s3csi_core::attachment::is_mountpoint_pod_name;
 use s3csi_core::chain::Chain;
 use s3csi_core::credentials::Keys;
-use s3csi_core::identifiers::WorkloadUid;
+use s3csi_core::identifiers::{PvName, WorkloadUid};
 use s3csi_core::publish::Publish;
 use s3csi_core::target::TargetPath;
 use s3csi_handoff::{COMMUNICATION_VOLUME, MountRequest};
@@ -76,7 +76,7 @@ impl MountpointPods {
         if let Some(target) = served.filter(|it| !self.give_up_if_replaced(publish, it)) {
             return timer.time(CallPhase::Credentials, || self.refresh_served(publish, keys, target));
         }
-        let volume = publish.target.volume();
+        let volume = &publish.volume;
         let dead = workload.filter(|_| other_mounts::has_dead_unit(host, &self.sources, &publish.target, deadline));
         if let Some(workload) = dead.filter(|_| self.assignments.is_unassigned(publish.target.workload(), volume)) {
             self.workload_conditions.mount_died(workload, volume.as_str());
@@ -102,7 +102,12 @@ impl MountpointPods {
     }
 
     /// Waits for the Mountpoint Pod of a target that is not mounted yet. Returns how long that took.
-    pub async fn wait_until_assigned(&self, target: &TargetPath, deadline: Instant) -> Option<Duration> {
+    pub async fn wait_until_assigned(
+        &self,
+        target: &TargetPath,
+        volume: &PvName,
+        deadline: Instant,
+    ) -> Option<Duration> {
         let host = self.manager.host.as_ref();
         // Neither call waits for a file system.
         let resolved = host.resolve(target.path()).unwrap_or_else(|_| target.path().to_owned());
@@ -114,12 +119,12 @@ impl MountpointPods {
         // The directory is in memory.
         let is_listening =
             |it: &LocalMountpointPod| self.communication(&it.uid).is_ok_and(|it| it.has_socket(s3csi_handoff::SOCKET));
-        self.assignments.wait_until_assigned(target.workload(), target.volume(), deadline, is_listening).await;
+        self.assignments.wait_until_assigned(target.workload(), volume, deadline, is_listening).await;
         Some(start.elapsed())
     }
 
     fn assigned(&self, publish: &Publish, deadline: Instant) -> Result<LocalMountpointPod, PublishError> {
-        let waited = self.assignments.wait_for(publish.target.workload(), publish.target.volume(), deadline);
+        let waited = self.assignments.wait_for(publish.target.workload(), &publish.volume, deadline);
         waited.map_err(|cause| PublishError::Assignment {
             bucket: publish.bucket.to_string(),
             target: publish.target.path().to_owned(),

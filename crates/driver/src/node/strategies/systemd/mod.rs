@@ -25,7 +25,7 @@ pub use self::recovery::{CrashLimiter, Recovery};
 pub use self::sweep::REASONS as SWEEP_REASONS;
 use self::sweep::Sweeper;
 pub use self::units::UnitCache;
-use crate::credentials;
+use crate::credentials::{self, EngineFiles};
 use crate::host::{Probe, SafeDir, SafeDirError};
 use crate::keyed_locks::KeyedLocks;
 use crate::node::deadlines;
@@ -226,7 +226,7 @@ impl SystemdUnits {
 
     /// Where the engine of a mounted target reads its keys, if not in the credentials directory `name`.
     fn origin(&self, target: &Path, name: &str, deadline: Instant) -> Result<Option<Origin>, UnitError> {
-        let (_, ours) = credentials::paths(&self.mounts.credentials.host_view.join(name));
+        let EngineFiles { credentials: ours, .. } = credentials::paths(&self.mounts.credentials.host_view.join(name));
         let units = self.mounts.list(deadline).map_err(|cause| UnitError::Systemd { cause })?;
         let Some(serving) = units.iter().find(|it| it.target == target && it.active.is_running()) else {
             return Ok(None);
