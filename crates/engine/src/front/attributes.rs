@@ -54,6 +54,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             let drops = self.staged.drops();
             let Some(found) = self.superblock_attributes(node)? else { return self.last_attributes(node) };
             match self.staged.attributes_since(drops, node, found.attr) {
+                // The time of a file changes when it is closed; the kernel does not notice that by itself.
+                CopyAttributes::Known(attr) if self.has_writer(node) => return Ok(Attr { attr, ttl: Duration::ZERO }),
                 CopyAttributes::Known(attr) => return Ok(Attr { attr, ..found }),
                 // The kernel asks again before it uses them.
                 CopyAttributes::Outdated(attr) if attempt == MOST_ATTEMPTS => {

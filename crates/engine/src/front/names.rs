@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
@@ -45,6 +46,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             CopyAttributes::Known(attr) => attr,
             CopyAttributes::Outdated(_) => self.attributes(node)?.attr,
         };
+        if self.has_writer(node) {
+            // Its time changes when it is closed.
+            entry.ttl = Duration::ZERO;
+        }
         Ok(entry)
     }
 

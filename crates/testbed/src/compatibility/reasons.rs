@@ -8,6 +8,7 @@ pub const PROGRAM_REASONS: &[(&str, &str)] = &[
     ("fallocate(2)", "there is nothing to reserve; `posix_fallocate` works"),
     ("punch a hole", "an object has no holes"),
     ("other extended attributes", "only `user.*` is stored"),
+    ("utime", "the stressor compares access times, which are not kept"),
 ];
 
 /// Cases that fail for one reason.
