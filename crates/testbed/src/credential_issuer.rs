@@ -39,7 +39,7 @@ pub enum IssuerMode {
 
 /// Who may have which role, as the administrator of an STS configures it. The agent for containers has an association without a role.
 #[derive(Clone, Debug)]
-pub struct Trust {
+pub struct RoleTrust {
     /// Such as `system:serviceaccount:team:robot`.
     pub subject: String,
     pub role: Option<String>,
@@ -65,7 +65,7 @@ struct State {
     sessions: Sessions,
     account: Account,
     verify: VerifyToken,
-    trusts: Vec<Trust>,
+    trusts: Vec<RoleTrust>,
     issued: u32,
     is_stopped: bool,
 }
@@ -144,7 +144,7 @@ impl CredentialIssuer {
     }
 
     /// Tokens of workloads are checked by `verify`; their subjects get keys as `trusts` says.
-    pub fn trust(&self, verify: VerifyToken, trusts: &[Trust]) {
+    pub fn trust(&self, verify: VerifyToken, trusts: &[RoleTrust]) {
         let mut state = locked(&self.state);
         state.verify = verify;
         state.trusts = trusts.to_vec();

@@ -11,7 +11,7 @@ use s3csi_s3_server::store::{Account, SECRET_MARK, Store as _};
 use s3csi_s3_server::{Config, S3Server};
 use serde_json::{Value, json};
 
-use crate::credential_issuer::{CredentialIssuer, Trust};
+use crate::credential_issuer::{CredentialIssuer, RoleTrust};
 use crate::http;
 use crate::kubelet::CsiVolume;
 
@@ -50,13 +50,13 @@ pub fn subject(namespace: &str, service_account: &str) -> String {
 }
 
 /// Gives each team an account, a bucket of the same name with a file that says whose it is, and a role.
-pub fn add_teams(store: &S3Server) -> Vec<Trust> {
+pub fn add_teams(store: &S3Server) -> Vec<RoleTrust> {
     let mut trusts = Vec::new();
     for team in TEAMS {
         add_team(store, team, SHARED_BUCKET);
         let subject = subject(team, SERVICE_ACCOUNT);
         for role in [Some(role(team)), None] {
-            trusts.push(Trust { subject: subject.clone(), role, account: Account::named(team) });
+            trusts.push(RoleTrust { subject: subject.clone(), role, account: Account::named(team) });
         }
     }
     trusts
@@ -76,7 +76,7 @@ pub fn own_bucket(team: &str) -> String {
 }
 
 /// Lets the issuer accept the tokens that are made here.
-pub fn trust_teams(issuer: &CredentialIssuer, trusts: &[Trust]) {
+pub fn trust_teams(issuer: &CredentialIssuer, trusts: &[RoleTrust]) {
     issuer.trust(Box::new(verify), trusts);
 }
 
@@ -171,7 +171,7 @@ impl IssuingStore {
             }
             for account in [team, DOCUMENTED_ACCOUNT] {
                 let (subject, role) = (subject("default", account), Some(role(team)));
-                trusts.push(Trust { subject, role, account: Account::named(team) });
+                trusts.push(RoleTrust { subject, role, account: Account::named(team) });
             }
         }
         let api = api.to_owned();

@@ -101,7 +101,7 @@ pub struct MountpointS3PodAttachmentSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("workloadFSGroup is immutable"))]
     pub workload_fs_group: String,
 
-    /// Whose credentials are used: `driver` or `secret`.
+    /// Whose credentials are used: `driver`, `secret` or `pod`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("self == oldSelf").message("authenticationSource is immutable"))]
     pub authentication_source: Option<String>,

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use s3csi_s3_server::store::{Account, Store as _};
-use s3csi_testbed::credential_issuer::{CredentialIssuer, IssuerMode, Trust};
+use s3csi_testbed::credential_issuer::{CredentialIssuer, IssuerMode, RoleTrust};
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::wait::{SOON, wait_for, wait_patiently_until};
@@ -24,7 +24,7 @@ const LIFETIME: Duration = Duration::from_hours(1);
 struct IdentityWorld<'a> {
     world: World<'a>,
     issuer: CredentialIssuer,
-    trusts: Vec<Trust>,
+    trusts: Vec<RoleTrust>,
 }
 
 impl<'a> IdentityWorld<'a> {
@@ -50,7 +50,7 @@ impl<'a> IdentityWorld<'a> {
     /// Lets this service account of the red team have its role, too.
     fn trust_account(&mut self, service_account: &str) {
         let (subject, role) = (subject("red", service_account), Some(role("red")));
-        self.trusts.push(Trust { subject, role, account: Account::named("red") });
+        self.trusts.push(RoleTrust { subject, role, account: Account::named("red") });
         trust_teams(&self.issuer, &self.trusts);
     }
 }

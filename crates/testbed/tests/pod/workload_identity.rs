@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use s3csi_s3_server::store::{Account, Store as _};
-use s3csi_testbed::credential_issuer::{CredentialIssuer, IssuerMode, ROLE, Trust};
+use s3csi_testbed::credential_issuer::{CredentialIssuer, IssuerMode, ROLE, RoleTrust};
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::wait::wait_for;
@@ -37,7 +37,7 @@ impl World<'_> {
         let mut trusts = add_teams(&self.store);
         for (name, team) in accounts.iter().flat_map(|it| ["red", "blue"].map(|team| (*it, team))) {
             let (subject, role) = (subject("default", name), Some(role(team)));
-            trusts.push(Trust { subject, role, account: Account::named(team) });
+            trusts.push(RoleTrust { subject, role, account: Account::named(team) });
         }
         trust_teams(&issuer, &trusts);
         self.start_node_with(&arguments(&issuer).iter().map(String::as_str).collect::<Vec<_>>());
@@ -113,7 +113,7 @@ fn expired_credentials_are_an_event() {
     let issuer = CredentialIssuer::start(sessions, &account, TOKEN, lifetime);
     let mut trusts = add_teams(&world.store);
     let subject = subject("default", "identity-expires");
-    trusts.push(Trust { subject, role: Some(role("red")), account: Account::named("red") });
+    trusts.push(RoleTrust { subject, role: Some(role("red")), account: Account::named("red") });
     trust_teams(&issuer, &trusts);
     let token = fixture.path("token");
     fs::write(&token, TOKEN).unwrap();
