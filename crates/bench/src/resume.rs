@@ -21,6 +21,7 @@ use crate::report::{MarkdownTable, Section};
 use crate::run::{Options, Progress, Thoroughness};
 use crate::scratch::{BUCKET, Scratch};
 use crate::statistics::{Samples, figure_or_dash};
+use crate::tree::TreeSize;
 use crate::verdicts::Verdicts;
 use crate::workload::{Better, Dataset, Measurement, Sizes};
 use s3csi_s3_server::store::Store as _;
@@ -75,13 +76,19 @@ struct Plan {
 
 impl Plan {
     fn of(options: &Options) -> Self {
+        // Not measured here.
+        let tree = TreeSize { directories: 1, files: 1 };
         let (kills, rounds, sizes) = match options.thoroughness {
-            Thoroughness::Quick => {
-                (3, 1, Sizes { big_bytes: 16 << 20, small_files: 20, listed: 10, random: Duration::from_millis(300) })
-            }
-            Thoroughness::Full => {
-                (40, 7, Sizes { big_bytes: 1 << 30, small_files: 500, listed: 10, random: Duration::from_secs(5) })
-            }
+            Thoroughness::Quick => (
+                3,
+                1,
+                Sizes { big_bytes: 16 << 20, small_files: 20, listed: 10, random: Duration::from_millis(300), tree },
+            ),
+            Thoroughness::Full => (
+                40,
+                7,
+                Sizes { big_bytes: 1 << 30, small_files: 500, listed: 10, random: Duration::from_secs(5), tree },
+            ),
         };
         Self { kills, rounds: options.repetitions.unwrap_or(rounds), sizes }
     }
