@@ -14,18 +14,18 @@ const HEAD: &str = "# Programs on a volume
 This page lists programs that were run on a volume, on s3fs and on rclone, against the same S3 server (versitygw).
 `make compatibility` writes it. [Compatibility](compatibility.md) describes the behaviour in words.
 
-Each program is a shell script in `crates/testbed/src/programs` that checks its own result, in an empty directory; all of
-them succeed on a local disk. The engine is mounted with `--allow-delete --allow-overwrite --allow-other` and, in the
-columns that say so, with further options; s3fs with its defaults, rclone with `--vfs-cache-mode full
---vfs-write-back 0s`. `--writes sequential --metadata refuse` is the behaviour of AWS's `mount-s3`. Empty cells were not
-run.
+Each program is a shell script in `crates/testbed/src/programs` that checks its own result, in an empty directory; all
+of them succeed on a local disk. The engine is mounted with `--allow-delete --allow-overwrite --allow-other` and, in the
+columns that say so, with further options; s3fs with its defaults, rclone with `--vfs-cache-mode full` and
+`--vfs-write-back 0s`. `--writes sequential --metadata refuse` is the behaviour of AWS's `mount-s3`. Empty cells were
+not run.
 ";
 
 const CASES_HEAD: &str = "
 ## pjdfstest
 
-[pjdfstest](https://crates.io/crates/pjdfstest) tests rules of POSIX one by one. Run as root on a volume with the default
-options; cases that the suite itself skips on Linux do not count.
+[pjdfstest](https://crates.io/crates/pjdfstest) tests rules of POSIX one by one. It runs as root on a volume with the
+default options; cases that the suite itself skips on Linux do not count.
 
 | group | passed | failed |
 |---|---|---|
