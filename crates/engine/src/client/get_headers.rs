@@ -8,7 +8,7 @@ use time::format_description::well_known::Rfc2822;
 
 /// What HEAD would say of an object, as far as the file system uses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ObjectAttributes {
+pub struct ObjectSummary {
     pub size: u64,
     pub last_modified: OffsetDateTime,
     pub etag: String,
@@ -21,7 +21,7 @@ pub struct GetHeaders(Mutex<HashMap<String, Expected>>);
 #[derive(Debug, Default)]
 struct Expected {
     senders: usize,
-    found: Option<ObjectAttributes>,
+    found: Option<ObjectSummary>,
 }
 
 /// Until it is dropped, the headers of GETs for its key are noted.
@@ -41,7 +41,7 @@ impl GetHeaders {
         !self.0.lock().is_empty()
     }
 
-    pub fn note(&self, key: &str, attributes: &ObjectAttributes) {
+    pub fn note(&self, key: &str, attributes: &ObjectSummary) {
         if let Some(expected) = self.0.lock().get_mut(key) {
             expected.found = Some(attributes.clone());
         }
@@ -50,7 +50,7 @@ impl GetHeaders {
 
 impl ExpectedHeaders<'_> {
     /// What the last response said.
-    pub fn found(&self) -> Option<ObjectAttributes> {
+    pub fn found(&self) -> Option<ObjectSummary> {
         self.headers.0.lock().get(&self.key)?.found.clone()
     }
 }
@@ -67,7 +67,7 @@ impl Drop for ExpectedHeaders<'_> {
     }
 }
 
-impl ObjectAttributes {
+impl ObjectSummary {
     /// From the headers of a response with a part of the object, by lower-case name. None if something is missing, or if the
     /// object may have to be restored before it is read: HEAD tells more.
     pub fn parse(header: impl Fn(&str) -> Option<String>) -> Option<Self> {
@@ -91,8 +91,8 @@ impl ObjectAttributes {
 mod tests {
     use super::*;
 
-    fn attributes(etag: &str) -> ObjectAttributes {
-        ObjectAttributes { size: 3, last_modified: OffsetDateTime::UNIX_EPOCH, etag: etag.into() }
+    fn attributes(etag: &str) -> ObjectSummary {
+        ObjectSummary { size: 3, last_modified: OffsetDateTime::UNIX_EPOCH, etag: etag.into() }
     }
 
     #[test]
@@ -111,10 +111,10 @@ mod tests {
         assert!(!headers.is_any_expected());
     }
 
-    fn parse(headers: &[(&str, &str)]) -> Option<ObjectAttributes> {
+    fn parse(headers: &[(&str, &str)]) -> Option<ObjectSummary> {
         let usual =
             [("content-range", "bytes 0-2/3"), ("last-modified", "Thu, 01 Jan 1970 00:00:00 GMT"), ("etag", "\"1\"")];
-        ObjectAttributes::parse(|name| {
+        ObjectSummary::parse(|name| {
             let all = headers.iter().chain(&usual);
             all.clone().find(|it| it.0 == name).map(|it| it.1.to_owned()).filter(|it| !it.is_empty())
         })

@@ -13,7 +13,7 @@ use mountpoint_s3_crt::s3::client::RequestMetrics;
 use parking_lot::Mutex;
 use percent_encoding::percent_decode;
 
-use super::get_headers::{GetHeaders, ObjectAttributes};
+use super::get_headers::{GetHeaders, ObjectSummary};
 
 const PREFIX: &str = "x-amz-meta-";
 /// Headers of an object that a copy with new metadata must send again.
@@ -227,7 +227,7 @@ impl OnTelemetry for MetadataCache {
             _ => return,
         };
         let Some(headers) = metrics.response_headers() else { return };
-        let attributes = is_get.then(|| ObjectAttributes::parse(|name| headers.get_as_optional_string(name).ok()?));
+        let attributes = is_get.then(|| ObjectSummary::parse(|name| headers.get_as_optional_string(name).ok()?));
         let mut found = ObjectHeaders::default();
         for (name, value) in headers.iter() {
             let (name, value) = (name.to_string_lossy().to_ascii_lowercase(), value.to_string_lossy().into_owned());

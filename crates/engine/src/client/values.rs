@@ -8,7 +8,7 @@ use mountpoint_s3_client::types::{
 };
 use time::OffsetDateTime;
 
-use super::get_headers::ObjectAttributes;
+use super::get_headers::ObjectSummary;
 
 /// The answer "moved". It carries nothing, but is marked `non_exhaustive`, so only the library itself may write it down.
 #[expect(unsafe_code, reason = "the type has no public constructor, and no fields")]
@@ -69,7 +69,7 @@ pub fn object_info(object: ListedObject) -> ObjectInfo {
 
 /// The answer to HEAD. All its fields are public, but it is marked `non_exhaustive`, too.
 #[expect(unsafe_code, reason = "the type has no public constructor")]
-pub fn head_result(attributes: &ObjectAttributes) -> HeadObjectResult {
+pub fn head_result(attributes: &ObjectSummary) -> HeadObjectResult {
     type Fields =
         (u64, OffsetDateTime, ETag, Option<String>, Option<RestoreStatus>, Checksum, Option<String>, Option<String>);
     // There is no field but those below.
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn an_answer_to_head_has_what_was_given() {
         let attributes =
-            ObjectAttributes { size: 7, last_modified: OffsetDateTime::UNIX_EPOCH, etag: "\"etag\"".into() };
+            ObjectSummary { size: 7, last_modified: OffsetDateTime::UNIX_EPOCH, etag: "\"etag\"".into() };
         let HeadObjectResult { size, last_modified, etag, storage_class, restore_status, .. } =
             head_result(&attributes);
         assert_eq!((size, last_modified, etag.as_str()), (7, OffsetDateTime::UNIX_EPOCH, "\"etag\""));
