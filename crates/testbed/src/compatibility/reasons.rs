@@ -4,11 +4,11 @@
 /// Programs that fail with the default options, and why.
 pub const PROGRAM_REASONS: &[(&str, &str)] = &[
     ("hard link", "there is one name for an object; refused with `EPERM`"),
-    ("named pipe", "there is no object for it; refused with `EINVAL`"),
+    ("named pipe", "there is no object for it; refused with `EPERM`"),
     ("fallocate(2)", "there is nothing to reserve; `posix_fallocate` works"),
     ("punch a hole", "an object has no holes"),
     ("other extended attributes", "only `user.*` is stored"),
-    ("utime", "the stressor compares access times, which are not kept"),
+    ("stress-ng utime", "the stressor compares access times, which are not kept"),
 ];
 
 /// Cases that fail for one reason.

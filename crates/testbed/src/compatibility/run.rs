@@ -15,7 +15,7 @@ use super::results::{CompatibilityResults, GROUPS, ProgramGroup, unexplained};
 use crate::environment::product;
 use crate::fixture::Fixture;
 use crate::peers::{rclone_version, s3fs_version};
-use crate::programs::{STRESSORS, ScriptEnd, run as run_script};
+use crate::programs::{STRESSOR_PREFIX, STRESSORS, ScriptEnd, run as run_script};
 use crate::versitygw::Versitygw;
 
 const BUCKET: &str = "compatibility";
@@ -97,8 +97,10 @@ fn check_stressors() -> anyhow::Result<()> {
         .context("stress-ng does not start; run: scripts/compatibility.sh")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     let listed = text.split_once("stressors:").map(|it| it.1).unwrap_or_default();
-    let unknown: Vec<&str> =
-        listed.split_whitespace().filter(|it| STRESSORS.iter().all(|known| known.0 != *it)).collect();
+    let unknown: Vec<&str> = listed
+        .split_whitespace()
+        .filter(|it| STRESSORS.iter().all(|known| known.0.strip_prefix(STRESSOR_PREFIX) != Some(*it)))
+        .collect();
     ensure!(!listed.is_empty(), "stress-ng lists no stressors: {text}");
     ensure!(unknown.is_empty(), "programs/stressors.rs does not say whether these stressors apply: {unknown:?}");
     Ok(())

@@ -24,7 +24,7 @@ use crate::wait::wait_for_some;
 pub use going_back::GOING_BACK;
 pub use larger::LARGER;
 pub use ordinary::ORDINARY;
-pub use stressors::{FIO, STRESSORS, stressor_script};
+pub use stressors::{FIO, STRESSOR_PREFIX, STRESSORS, stressor_script};
 
 /// Name, script, and the program that reports the refusal.
 pub const REFUSED: &[(&str, &str, &str)] = &[

@@ -8,6 +8,10 @@ const PAGE: &str = "docs/compatibility-programs.md";
 #[test]
 fn the_page_lists_every_program_with_its_results() {
     let found = parse(&super::read(PAGE));
+    let names: Vec<&str> = GROUPS.iter().flat_map(|it| it.programs()).map(|it| it.0).collect();
+    for (number, name) in names.iter().enumerate() {
+        assert!(!names[..number].contains(name), "two programs are called {name:?}");
+    }
     for group in GROUPS {
         for (name, _) in group.programs() {
             let cells =
