@@ -51,6 +51,25 @@ fn a_file_that_is_created_after_others_costs_one_request() {
 }
 
 #[test]
+fn a_small_file_that_is_read_after_others_costs_no_look_at_the_object() {
+    let world = distant("read-after-others");
+    let content = |name: usize| format!("content {name}");
+    for name in 0..FILES {
+        world.put(&format!("many/{name}"), content(name).as_bytes());
+    }
+    let mount = world.mount();
+    world.store.forget_requests();
+    for name in 0..FILES {
+        assert_eq!(fs::read_to_string(mount.path(&format!("many/{name}"))).unwrap(), content(name));
+    }
+    let ([heads, _], gets) = (looks(&world), world.store.count(S3Operation::GetObject));
+    assert!(heads < FILES / 4 && gets <= FILES + 2, "{heads} looks at objects, {gets} reads for {FILES} files");
+    let modified = fs::metadata(mount.path("many/7")).unwrap().modified().unwrap();
+    assert!(modified.elapsed().is_ok_and(|it| it < SOON * 10), "not the time of the object");
+    mount.unmount();
+}
+
+#[test]
 fn who_wants_every_look_to_ask_gets_it() {
     for argument in ["--metadata-ttl=minimal", "--metadata-ttl=0", "--negative-metadata-ttl=minimal"] {
         let world = distant("asked");

@@ -2,17 +2,19 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use s3csi_s3_server::S3Operation;
 use s3csi_testbed::fixture::Fixture;
+use s3csi_testbed::wait::{SOON, wait_until};
 
 use crate::world::{Options, World, check_errno, noise};
 
 const PAGE: usize = 4096;
 const SIZE: usize = (16 << 20) - 777;
-const READERS: u64 = 6;
+const READERS: usize = 6;
 const KILLS: usize = 5;
 
 /// Reads one page. The page cache does not answer.
@@ -38,28 +40,29 @@ fn check(name: &str, options: &Options<'_>) {
     world.put("file", &content);
     let mount = world.mount_with(options);
     let is_over = AtomicBool::new(false);
+    let counts: [AtomicU64; READERS] = std::array::from_fn(|_| AtomicU64::new(0));
     thread::scope(|scope| {
-        let readers: Vec<_> = (0..READERS)
-            .map(|seed| {
-                let (path, content, is_over) = (mount.path("file"), &content, &is_over);
-                scope.spawn(move || {
-                    let file = File::open(path).unwrap();
-                    let mut step = 0;
-                    while !is_over.load(Ordering::SeqCst) {
-                        read(&file, content, number(seed, step)).unwrap();
-                        step += 1;
-                    }
-                    step
-                })
-            })
-            .collect();
+        for (seed, count) in (0..).zip(&counts) {
+            let (path, content, is_over) = (mount.path("file"), &content, &is_over);
+            scope.spawn(move || {
+                let file = File::open(path).unwrap();
+                while !is_over.load(Ordering::SeqCst) {
+                    read(&file, content, number(seed, count.load(Ordering::SeqCst))).unwrap();
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
         for _ in 0..KILLS {
+            let before = counts.each_ref().map(|it| it.load(Ordering::SeqCst));
+            let goes_on = |(count, before): (&AtomicU64, &u64)| *before < count.load(Ordering::SeqCst);
+            let all_go_on = wait_until(Instant::now() + SOON, || counts.iter().zip(&before).all(goes_on));
+            if !all_go_on {
+                is_over.store(true, Ordering::SeqCst);
+                panic!("a reader has stopped: {before:?}, then {counts:?}");
+            }
             mount.kill_engine();
         }
         is_over.store(true, Ordering::SeqCst);
-        for reader in readers {
-            assert_ne!(reader.join().unwrap(), 0, "a reader did nothing");
-        }
     });
     mount.unmount();
 }

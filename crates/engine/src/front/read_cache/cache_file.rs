@@ -10,7 +10,7 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockUpgradableReadGuard};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::ObjectVersion;
@@ -43,8 +43,6 @@ pub struct CacheFile {
 #[derive(Debug, Default)]
 struct Pages {
     blocks: BTreeMap<u64, PageSet>,
-    /// How often something was removed. What was written before that may be gone.
-    removals: u64,
     /// The block to remove next.
     hand: u64,
     /// Another program changed the file.
@@ -122,23 +120,17 @@ impl CacheFile {
             return Ok(0);
         }
         let slice = |at: u64| usize::try_from(at - start).unwrap_or(data.len());
-        let removals = {
-            let pages = self.pages.read();
-            if pages.is_broken {
-                return Ok(0);
-            }
-            if self.file.metadata()?.len() != self.length() {
-                drop(pages);
-                self.pages.write().is_broken = true;
-                return Err(io::Error::other("another program changed the length of a cache file"));
-            }
-            self.file.write_all_at(&data[slice(first)..slice(last)], self.data_offset() + first)?;
-            pages.removals
-        };
-        let mut pages = self.pages.write();
-        if pages.removals != removals {
+        // One writer at a time, beside readers: nothing is removed between the pages and their bits.
+        let pages = self.pages.upgradable_read();
+        if pages.is_broken {
             return Ok(0);
         }
+        if self.file.metadata()?.len() != self.length() {
+            RwLockUpgradableReadGuard::upgrade(pages).is_broken = true;
+            return Err(io::Error::other("another program changed the length of a cache file"));
+        }
+        self.file.write_all_at(&data[slice(first)..slice(last)], self.data_offset() + first)?;
+        let mut pages = RwLockUpgradableReadGuard::upgrade(pages);
         let mut added = 0;
         for block in first / BLOCK..last.div_ceil(BLOCK) {
             let from = first.max(block * BLOCK) / PAGE % PAGES;
@@ -165,7 +157,6 @@ impl CacheFile {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             Ok(fallocate(&self.file, flags, self.data_offset() + block * BLOCK, BLOCK)?)
         };
-        pages.removals += 1;
         pages.hand = block + 1;
         pages.blocks.remove(&block);
         if removed().is_err() { 0 } else { count(&set) * PAGE }
@@ -174,7 +165,6 @@ impl CacheFile {
     /// Removes everything.
     pub fn clear(&self) {
         let mut pages = self.pages.write();
-        pages.removals += 1;
         pages.blocks.clear();
         // The bitmap is behind the header.
         let cleared = self.file.set_len(HEADER_BYTES as u64).and_then(|()| self.file.set_len(self.length()));

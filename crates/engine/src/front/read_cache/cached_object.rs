@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -25,7 +26,12 @@ pub enum CachePlace {
 }
 
 /// A block that is being fetched: the first thread that asks for it fetches it, the others wait for it.
-pub type FetchedBlock = Arc<OnceLock<Result<Bytes, BucketError>>>;
+pub type FetchedBlock = Arc<OnceLock<Result<Bytes, FailedFetch>>>;
+
+pub struct FailedFetch {
+    pub error: BucketError,
+    pub at: Instant,
+}
 
 pub struct CachedObject {
     pub version: ObjectVersion,
@@ -37,7 +43,7 @@ pub struct CachedObject {
     /// How much of the place the file takes.
     bytes: AtomicU64,
     /// Until they are in the file.
-    pub fetching: Mutex<HashMap<u64, FetchedBlock>>,
+    fetching: Mutex<HashMap<u64, FetchedBlock>>,
     objects: Arc<CachedObjects>,
 }
 
@@ -137,7 +143,25 @@ impl CachedObjects {
     }
 }
 
+/// The kernel repeats a read that failed at once, and must not make a broken store send everything once more.
+const FAILURE_KEPT: Duration = Duration::from_secs(1);
+
 impl CachedObject {
+    /// The block as it is being fetched, or has just failed to be.
+    pub fn fetching(&self, block: u64) -> FetchedBlock {
+        let mut fetching = self.fetching.lock();
+        let has_failed = |it: &FetchedBlock| matches!(it.get(), Some(Err(it)) if FAILURE_KEPT <= it.at.elapsed());
+        if fetching.get(&block).is_some_and(has_failed) {
+            fetching.remove(&block);
+        }
+        Arc::clone(fetching.entry(block).or_default())
+    }
+
+    /// The block is in the file, or in memory.
+    pub fn fetched(&self, block: u64) {
+        self.fetching.lock().remove(&block);
+    }
+
     /// A part of the object, if all of it is in the file.
     pub fn read(&self, range: &Range<u64>) -> Option<Vec<u8>> {
         self.file.as_ref()?.read(range)

@@ -16,6 +16,7 @@ mod read_pattern;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use bytes::Bytes;
 use md5::{Digest as _, Md5};
@@ -27,7 +28,7 @@ use super::bucket::Bucket;
 use super::metablock::OpenedObject;
 
 use cache_file::BLOCK;
-use cached_object::{CachedObject, CachedObjects};
+use cached_object::{CachedObject, CachedObjects, FailedFetch};
 use permits::Permits;
 use read_pattern::{ReadKind, ReadPattern};
 
@@ -101,7 +102,7 @@ pub struct NewContent {
 impl Drop for NewContent {
     fn drop(&mut self) {
         if let Some(block) = self.block {
-            self.object.fetching.lock().remove(&block);
+            self.object.fetched(block);
         }
     }
 }
@@ -181,25 +182,23 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
         if let Some(data) = self.recent(object.id, block).or_else(|| object.read(&range).map(Bytes::from)) {
             return Ok(data);
         }
-        let cell = Arc::clone(object.fetching.lock().entry(block).or_default());
+        let cell = object.fetching(block);
         let mut is_own = false;
         let fetched = cell.get_or_init(|| {
             is_own = true;
             let _permit = self.fetches.acquire();
             let ObjectVersion { key, etag, .. } = &object.version;
-            self.bucket.fetch(key, etag, range).map(Bytes::from)
+            let fetched = self.bucket.fetch(key, etag, range);
+            fetched.map(Bytes::from).map_err(|error| FailedFetch { error, at: Instant::now() })
         });
-        let data = fetched.as_ref().map(Bytes::clone).unwrap_or_default();
-        if is_own {
-            // Removes the cell when it is dropped.
-            let new = NewContent { object: Arc::clone(object), start, data: data.clone(), block: Some(block) };
-            if fetched.is_ok() {
-                keep.push(new);
-            }
-        }
         match fetched {
-            Ok(_) => Ok(data),
-            Err(error) => Err(error.clone().into()),
+            Ok(data) if is_own => {
+                let new = NewContent { object: Arc::clone(object), start, data: data.clone(), block: Some(block) };
+                keep.push(new);
+                Ok(data.clone())
+            }
+            Ok(data) => Ok(data.clone()),
+            Err(failed) => Err(failed.error.clone().into()),
         }
     }
 
