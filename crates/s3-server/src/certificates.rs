@@ -1,5 +1,7 @@
 //! A certificate authority of our own, made for each test: what a private S3 server's administrator has.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, KeyUsagePurpose};
 
 /// A name that no resolver knows (RFC 2606): only a proxy that was told leads there.
@@ -32,11 +34,16 @@ pub enum CertificateError {
     },
 }
 
+/// Makes the names of authorities unique in this process.
+static AUTHORITIES: AtomicU64 = AtomicU64::new(0);
+
 impl CertificateAuthority {
     pub fn new() -> Result<Self, CertificateError> {
         let failed = |cause| CertificateError::Authority { cause };
         let mut parameters = CertificateParams::new(Vec::new()).map_err(failed)?;
-        parameters.distinguished_name.push(DnType::CommonName, "s3csi testbed authority");
+        // Clients find the issuer of a certificate by its name.
+        let number = AUTHORITIES.fetch_add(1, Ordering::Relaxed);
+        parameters.distinguished_name.push(DnType::CommonName, format!("s3csi testbed authority {number}"));
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate().map_err(failed)?;

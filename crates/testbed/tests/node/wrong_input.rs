@@ -63,8 +63,8 @@ fn volume_context_and_target() {
     target("/k/pods/../volumes/kubernetes.io~csi/pv/mount", &["Target path not understood"]);
     target("/k/pods/u/volumes/kubernetes.io~csi/pv/other", &["kubernetes.io~csi/<pv name>/mount"]);
     let source = "authenticationSource";
-    let words = ["authenticationSource \"pod\" is not known", "\"driver\" and \"secret\""];
-    check(&world, |it| drop(it.volume_context.insert(source.into(), "pod".into())), invalid, &words);
+    let words = ["authenticationSource \"vault\" is not known", "\"driver\", \"secret\" and \"pod\""];
+    check(&world, |it| drop(it.volume_context.insert(source.into(), "vault".into())), invalid, &words);
     check_untouched(&world);
 }
 
