@@ -13,6 +13,7 @@ use crate::api::ServiceAccounts;
 use crate::credentials::issuer::SecurityTokenService;
 use crate::credentials::workload::{AgentSettings, PodIdentitySettings};
 
+#[expect(clippy::struct_field_names, reason = "the flags are named after the fields")]
 #[derive(Args, Debug)]
 pub struct PodIdentityArgs {
     /// Whether volumes with `authenticationSource: pod` are mounted: the token of the workload's service account is exchanged for
@@ -20,7 +21,7 @@ pub struct PodIdentityArgs {
     #[arg(long, env = "POD_IDENTITY", value_enum, default_value = "off")]
     pod_identity: Switch,
 
-    /// Pod identity: audience of the tokens that the security token service gets; `tokenRequests` of the CSIDriver object must list it.
+    /// Pod identity: audience of the tokens that the security token service gets; `tokenRequests` of the `CSIDriver` object must list it.
     #[arg(long, env = "POD_IDENTITY_AUDIENCE", value_name = "AUDIENCE", default_value = "sts.amazonaws.com")]
     pod_identity_audience: String,
 

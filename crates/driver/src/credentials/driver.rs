@@ -101,8 +101,8 @@ impl DriverCredentials {
     }
 
     async fn issue(&self, issuer: &Issuer) -> Result<TemporaryKeys, DriverCredentialsError> {
-        let issued = self.issued.current("the driver", issuer.issue()).await;
-        issued.map_err(|cause| DriverCredentialsError::Issuer { issuer: issuer.name(), cause })
+        let keys = self.issued.current("the driver", Box::pin(issuer.issue())).await;
+        keys.map_err(|cause| DriverCredentialsError::Issuer { issuer: issuer.name(), cause })
     }
 
     /// Renews temporary keys for the life of the program. `observe` learns when the present ones expire; returns at once for keys that

@@ -140,7 +140,7 @@ impl WorkloadCredentials {
             }
             holders.entry(holder.clone()).or_default().issued.clone()
         };
-        let keys = issued.current(&workload.to_string(), settings.exchange(workload)).await?;
+        let keys = issued.current(&workload.to_string(), Box::pin(settings.exchange(workload))).await?;
         let expires = Some(keys.expires);
         self.holders.lock().insert(holder, HolderState { issued, expires });
         Ok(keys)

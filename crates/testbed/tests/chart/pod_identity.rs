@@ -9,9 +9,9 @@ const DRIVER: &str = "s3.csi.scality.com";
 fn reads_service_accounts(objects: &Objects) -> bool {
     let accounts = |it: &&Value| elements(&it["resources"]).any(|it| it == "serviceaccounts");
     let roles = objects.of_kind("ClusterRole").chain(objects.of_kind("Role"));
-    let rules: Vec<&Value> = roles.flat_map(|it| elements(&it["rules"])).filter(accounts).collect();
-    assert!(rules.iter().all(|it| it["verbs"] == json!(["get"])), "{rules:?}");
-    !rules.is_empty()
+    let granted: Vec<&Value> = roles.flat_map(|it| elements(&it["rules"])).filter(accounts).collect();
+    assert!(granted.iter().all(|it| it["verbs"] == json!(["get"])), "{granted:?}");
+    !granted.is_empty()
 }
 
 #[test]

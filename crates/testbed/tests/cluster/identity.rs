@@ -20,7 +20,7 @@ use crate::world::{
 };
 
 /// kubelet repeats its calls when a Pod is changed; the tests do that more often than this.
-const KEY_LIFETIME: Duration = Duration::from_secs(60);
+const KEY_LIFETIME: Duration = Duration::from_mins(1);
 
 const STRATEGIES: [&str; 3] = ["pod", "daemon", "systemd"];
 
