@@ -20,7 +20,7 @@ impl TrustFile {
             Some(Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Some(content) => content?,
         };
-        let base = base.or_else(|| s3csi_supervisor::system_ca_bundle()).map(fs::read).transpose()?;
+        let base = base.or(s3csi_supervisor::system_ca_bundle()).map(fs::read).transpose()?;
         let mut file = File::from(rustix::fs::memfd_create("certificates", MemfdFlags::CLOEXEC)?);
         file.write_all(&base.unwrap_or_default())?;
         // PEM is line by line, and the last line of a file may lack its end.

@@ -12,6 +12,9 @@ pub struct CertificateAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
+/// How many authorities this process has made.
+static NUMBER: AtomicU64 = AtomicU64::new(0);
+
 /// What a server needs to speak TLS.
 pub struct ServerCertificate {
     pub certificate_pem: String,
@@ -34,16 +37,14 @@ pub enum CertificateError {
     },
 }
 
-/// Makes the names of authorities unique in this process.
-static AUTHORITIES: AtomicU64 = AtomicU64::new(0);
-
 impl CertificateAuthority {
     pub fn new() -> Result<Self, CertificateError> {
         let failed = |cause| CertificateError::Authority { cause };
         let mut parameters = CertificateParams::new(Vec::new()).map_err(failed)?;
-        // Clients find the issuer of a certificate by its name.
-        let number = AUTHORITIES.fetch_add(1, Ordering::Relaxed);
-        parameters.distinguished_name.push(DnType::CommonName, format!("s3csi testbed authority {number}"));
+        // Clients find an issuer by its name, so two authorities must not have the same.
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("s3csi testbed authority {}-{number}", std::process::id());
+        parameters.distinguished_name.push(DnType::CommonName, name);
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate().map_err(failed)?;

@@ -187,9 +187,8 @@ impl<'a> World<'a> {
         let mut found: Vec<String> = self.mounts().iter().map(|it| format!("mount {}", it.display())).collect();
         found.extend(self.engines().iter().map(|it| format!("engine {it}")));
         found.extend(names_in(&self.plugin.sources()).iter().map(|it| format!("source {it}")));
-        // The mounter's own files, and those of all its engines.
-        let is_of_a_volume =
-            |it: &&String| !it.starts_with("mount.") && !it.starts_with('.') && *it != "ca-bundle.crt";
+        // The rest is the mounter's own.
+        let is_of_a_volume = |it: &&String| !it.starts_with("mount.") && !it.starts_with('.') && *it != "ca-bundle.crt";
         let directories = names_in(&self.plugin.mounter_directory());
         found.extend(directories.iter().filter(is_of_a_volume).map(|it| format!("directory {it}")));
         if *self.plugin.strategy() == PluginStrategy::Systemd {

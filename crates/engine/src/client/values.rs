@@ -97,8 +97,7 @@ mod tests {
 
     #[test]
     fn an_answer_to_head_has_what_was_given() {
-        let attributes =
-            ObjectSummary { size: 7, last_modified: OffsetDateTime::UNIX_EPOCH, etag: "\"etag\"".into() };
+        let attributes = ObjectSummary { size: 7, last_modified: OffsetDateTime::UNIX_EPOCH, etag: "\"etag\"".into() };
         let HeadObjectResult { size, last_modified, etag, storage_class, restore_status, .. } =
             head_result(&attributes);
         assert_eq!((size, last_modified, etag.as_str()), (7, OffsetDateTime::UNIX_EPOCH, "\"etag\""));

@@ -10,6 +10,7 @@ use s3csi_testbed::credential_issuer::{CredentialIssuer, ROLE};
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::forward_proxy::ForwardProxy;
 use s3csi_testbed::kubelet::CsiVolume;
+use s3csi_testbed::wait::wait_for;
 use tonic::Code;
 
 use crate::world::{World, check_refused, volume};
@@ -180,6 +181,10 @@ fn certificates_are_those_of_the_volume_and_of_no_other() {
     let by_both = with_ca(at_the_store(3).with_attribute("caBundle", &other), &authority(&world));
     world.check_serves(&world.publish(&by_both));
 
+    // Workloads of one PV with one Secret share an engine: the next ones shall have their own.
+    for volume in [by_attribute, by_secret, by_both] {
+        world.unpublish(&volume);
+    }
     let untrusting = [at_the_store(4), with_ca(at_the_store(4), &other)];
     for volume in &untrusting {
         check_refused(world.try_publish(volume), Code::Unavailable, &["Could not mount", "certificate"]);
@@ -188,9 +193,6 @@ fn certificates_are_those_of_the_volume_and_of_no_other() {
     check_refused(world.try_publish(&malformed), Code::Unavailable, &["certificates"]);
     check_refused(world.try_publish(&with_ca(at_the_store(4), "no PEM")), Code::InvalidArgument, &["ca.crt", "PEM"]);
 
-    for volume in [by_attribute, by_secret, by_both] {
-        world.unpublish(&volume);
-    }
     world.check_nothing_left();
 }
 
@@ -205,10 +207,11 @@ fn other_certificates_of_the_secret_reach_a_running_mount() {
     let target = world.publish(&with_ca(volume.clone(), &own_ca));
     let file = world.mounter_source_directory().join("credentials/s3-csi-ca.crt");
     assert_eq!(fs::read_to_string(&file).unwrap(), own_ca.replace("\r\n", "\n"));
+    let engine = world.engine();
     let open = fs::File::create(target.join("open")).unwrap();
 
     world.publish(&with_ca(volume.clone(), &format!("{other}{own_ca}")));
-    world.mounter().wait_for_log("credentials changed");
+    wait_for("an engine with the next certificates serves", || world.engines().iter().all(|it| *it != engine));
     assert!(fs::read_to_string(&file).unwrap().starts_with(other.replace("\r\n", "\n").as_str()));
     drop(open);
     world.check_serves(&target);
