@@ -1,5 +1,6 @@
 //! A Mountpoint Pod, its container or its engine is gone while workloads need it: the next publish mounts the source again.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 
@@ -17,7 +18,9 @@ fn check_repaired(world: &World<'_>, pod: &MountpointPod) {
     let target = world.publish(&world.volume(1));
     fs::write(target.join("file"), "x").unwrap();
     assert_eq!(world.engines_of(pod).len(), 1);
-    assert_eq!(world.mounts().len(), 2);
+    // Beneath the target there may still be the dead mount that it covers.
+    let places: BTreeSet<_> = world.mounts().into_iter().collect();
+    assert_eq!(places.len(), 2, "{places:?}");
     world.unpublish(&world.volume(1));
     world.retire(pod);
     world.check_nothing_mounted();
