@@ -19,8 +19,9 @@ use crate::world::{
     wait_for_rollout,
 };
 
-/// kubelet repeats its calls when a Pod is changed; the tests do that more often than this.
-const KEY_LIFETIME: Duration = Duration::from_mins(1);
+/// kubelet repeats its calls when a Pod is changed; the tests do that more often than this, from the moment in which both Deployments
+/// run: on a busy machine that takes a minute or two.
+const KEY_LIFETIME: Duration = Duration::from_mins(4);
 
 const STRATEGIES: [&str; 3] = ["pod", "daemon", "systemd"];
 
