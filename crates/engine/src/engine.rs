@@ -145,6 +145,7 @@ impl EngineError {
 }
 
 /// Mounts, says so, and serves until the mount or the process is ended.
+#[expect(clippy::too_many_lines, reason = "one start, step by step")]
 pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), EngineError> {
     let connection_errors = logging::start(arguments, environment).map_err(EngineError::Logging)?;
     let _metrics = metrics::install(metrics_config(arguments)).map_err(|cause| EngineError::Metrics { cause })?;

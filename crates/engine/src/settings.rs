@@ -223,9 +223,9 @@ pub fn stage_directory(
         Some(path) if writes(arguments) != Writes::Sequential => {
             StageDirectory::open(path, true, limit, state, lifetime)
         }
-        stage => {
-            let path = stage.as_ref().unwrap_or(&environment.temporary_directory);
-            Ok(StageDirectory::open(path, stage.is_some(), limit, state, lifetime).unwrap_or_else(|error| {
+        given => {
+            let path = given.as_ref().unwrap_or(&environment.temporary_directory);
+            Ok(StageDirectory::open(path, given.is_some(), limit, state, lifetime).unwrap_or_else(|error| {
                 tracing::info!(%error, "no staging directory; only files of up to 8 MiB can be edited in place");
                 StageDirectory::none()
             }))

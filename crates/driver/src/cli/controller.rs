@@ -160,6 +160,7 @@ pub struct ControllerArgs {
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl ControllerArgs {
+    #[expect(clippy::too_many_lines, reason = "each flag is named once where it is used")]
     pub fn run(self) -> anyhow::Result<()> {
         // No `..`: an unused flag does not compile.
         let Self {

@@ -184,6 +184,7 @@ struct MounterArgs {
 }
 
 impl NodeArgs {
+    #[expect(clippy::too_many_lines, reason = "each flag is named once where it is used")]
     pub fn run(self) -> anyhow::Result<()> {
         // No `..`: an unused flag does not compile.
         let Self {

@@ -5,6 +5,7 @@ use clap::Args;
 use s3csi_core::proxy::{NoProxy, ProxySettings, ProxyUrl};
 
 #[derive(Args, Clone, Debug)]
+#[expect(clippy::struct_field_names, reason = "the fields are named as the flags")]
 pub struct ProxyArgs {
     /// URL of the proxy for https:// stores and security token services, such as `http://proxy.example.com:3128`. Not used for the
     /// API server of Kubernetes.

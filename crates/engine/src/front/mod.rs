@@ -151,8 +151,8 @@ impl FsError {
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// The table must be loaded before the first request is served.
     pub fn new(files: S3Filesystem<C>, state: &State, config: FrontConfig, context: FrontContext<C>) -> Self {
-        let (bucket, stage) = (Arc::new(context.bucket), Arc::new(context.stage));
-        let place = context.kept.map_or_else(|| CachePlace::Stage(Arc::clone(&stage)), CachePlace::Kept);
+        let (bucket, directory) = (Arc::new(context.bucket), Arc::new(context.stage));
+        let place = context.kept.map_or_else(|| CachePlace::Stage(Arc::clone(&directory)), CachePlace::Kept);
         Self {
             files,
             table: Table::new(state.clone()),
@@ -165,7 +165,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             metablock: context.metablock,
             read_cache: ReadCache::new(Arc::clone(&bucket), place),
             bucket,
-            staged: StagedFiles::new(stage),
+            staged: StagedFiles::new(directory),
             emptied: Emptied::default(),
             metadata: context.metadata,
             has_set_ids: AtomicBool::new(false),

@@ -99,7 +99,7 @@ impl<'a> ComparedMount<'a> {
                 if file_system != ComparedFileSystem::Sequential {
                     engine = engine.argument("--stage").argument(cache);
                 }
-                let engine = file_system.arguments().iter().fold(engine, |engine, it| engine.argument(it)).mount();
+                let engine = file_system.arguments().iter().fold(engine, EngineLauncher::argument).mount();
                 Ok(Self { directory: engine.directory().to_owned(), served_by: ServedBy::Engine(engine) })
             }
             ComparedFileSystem::S3fs | ComparedFileSystem::Rclone => {

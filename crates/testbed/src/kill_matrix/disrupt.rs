@@ -113,7 +113,7 @@ pub fn disrupt<'a>(world: &mut dyn MatrixWorld<'a>, victim: Victim, disruption: 
 }
 
 #[track_caller]
-fn disrupt_engines<'a>(world: &dyn MatrixWorld<'a>, disruption: Disruption) {
+fn disrupt_engines(world: &dyn MatrixWorld<'_>, disruption: Disruption) {
     let engines = world.engines();
     match disruption {
         Disruption::Stop => signal(&engines, Signal::STOP),

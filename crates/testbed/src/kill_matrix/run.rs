@@ -99,7 +99,7 @@ pub fn run_matrix(strategy: MatrixStrategy, run: impl Fn(&Fixture, RowPlan) -> B
 
 /// Runs all cells of a row. Panics if an application sees what it must not see, or something is lost or left.
 #[track_caller]
-pub fn run_row<'a>(world: &mut dyn MatrixWorld<'a>, fixture: &Fixture, plan: RowPlan) -> BTreeMap<String, CellResult> {
+pub fn run_row(world: &mut dyn MatrixWorld<'_>, fixture: &Fixture, plan: RowPlan) -> BTreeMap<String, CellResult> {
     let bucket = world.volume(SHARING[0]).bucket;
     seed(world.store(), &bucket);
     let targets = publish_all(world, plan);
@@ -155,7 +155,7 @@ pub fn run_row<'a>(world: &mut dyn MatrixWorld<'a>, fixture: &Fixture, plan: Row
 
 /// Those who come later find a volume that works, and nothing is left when all are gone.
 #[track_caller]
-fn finish<'a>(world: &mut dyn MatrixWorld<'a>, plan: RowPlan, sub_path: &Path) {
+fn finish(world: &mut dyn MatrixWorld<'_>, plan: RowPlan, sub_path: &Path) {
     let last = world.volume(LAST);
     let target = world.test_node().publish(&last);
     assert!(fs::read(target.join(READ)).unwrap() == work::read_content(), "{plan:?}: other bytes");
@@ -183,7 +183,7 @@ fn seed(store: &dyn Store, bucket: &str) {
 
 /// The targets of those that share the volume, and of the one that reads only.
 #[track_caller]
-fn publish_all<'a>(world: &dyn MatrixWorld<'a>, plan: RowPlan) -> Vec<PathBuf> {
+fn publish_all(world: &dyn MatrixWorld<'_>, plan: RowPlan) -> Vec<PathBuf> {
     let is_shared = plan.strategy != MatrixStrategy::Systemd;
     let sharing = SHARING.iter().filter(|it| is_shared || **it == SHARING[0]);
     let mut targets: Vec<PathBuf> = sharing.map(|it| world.test_node().publish(&world.volume(*it))).collect();

@@ -33,7 +33,7 @@ test "$(cat f)" = "two one""#,
     ),
     (
         "video file with its index moved to the front",
-        r#"python3 - <<'END'
+        r"python3 - <<'END'
 import os
 piece = os.urandom(1 << 20)
 with open('v.mp4', 'wb') as f:
@@ -47,7 +47,7 @@ with open('v.mp4', 'r+b') as f:
     f.seek(32); f.write(content[end:]); f.write(content[32:end])
 result = open('v.mp4', 'rb').read()
 assert result[32:4032] == b'moov' * 1000 and result[4040:4040 + len(piece)] == piece and len(result) == len(content)
-END"#,
+END",
     ),
     (
         "numpy.memmap",
@@ -115,7 +115,7 @@ END"#,
     ),
     (
         "checkpoint as torch.save writes it, 24 MiB",
-        r#"python3 - <<'END'
+        r"python3 - <<'END'
 import os, zipfile
 def save(name, seed):
     with zipfile.ZipFile(name, 'w', zipfile.ZIP_STORED) as z:
@@ -125,7 +125,7 @@ def save(name, seed):
 save('checkpoint.pt', 1)
 save('checkpoint.tmp', 50); os.replace('checkpoint.tmp', 'checkpoint.pt')
 z = zipfile.ZipFile('checkpoint.pt'); assert z.testzip() is None and z.read('archive/data/2')[-1] == 52
-END"#,
+END",
     ),
     (
         "npm install",

@@ -55,7 +55,11 @@ fn exhaust_memory(mounter: Pid, engines: &[Pid]) -> Output {
         set_oom_score(*engine, 0);
     }
     let cgroup = memory_cgroup(mounter);
-    assert!(cgroup.to_string_lossy().contains("pod"), "the cgroup of a container is below that of its Pod: {cgroup:?}");
+    assert!(
+        cgroup.to_string_lossy().contains("pod"),
+        "the cgroup of a container is below that of its Pod: {}",
+        cgroup.display()
+    );
     // tail(1) keeps what may be the last line, which never ends here. Without the limit of the cgroup, it would get an error.
     let script = r#"echo $$ >"$0"; echo 0 >/proc/self/oom_score_adj; ulimit -v "$1"; exec tail -n 1 /dev/zero"#;
     let procs = cgroup.join("cgroup.procs");

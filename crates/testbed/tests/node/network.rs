@@ -28,7 +28,7 @@ fn proxy_to(world: &World<'_>) -> ForwardProxy {
 /// The store speaks TLS with a certificate of its own authority, and the driver is configured with a store that does not exist.
 fn tls_world(fixture: &Fixture) -> World<'_> {
     let config = Config { transport: Transport::Tls, ..Config::default() };
-    World::prepare_for(fixture, config, |it| it.endpoint_url = "http://127.0.0.1:1".to_owned())
+    World::prepare_for(fixture, config, |it| "http://127.0.0.1:1".clone_into(&mut it.endpoint_url))
 }
 
 /// A volume with keys of its own in the store of `tls_world`.

@@ -1,14 +1,14 @@
 //! The page of programs, which `make compatibility` writes from a run.
 
 use s3csi_testbed::compatibility::page::parse;
-use s3csi_testbed::compatibility::{ComparedFileSystem, GROUPS, PROGRAM_REASONS};
+use s3csi_testbed::compatibility::{ComparedFileSystem, GROUPS, PROGRAM_REASONS, ProgramGroup};
 
 const PAGE: &str = "docs/compatibility-programs.md";
 
 #[test]
 fn the_page_lists_every_program_with_its_results() {
     let found = parse(&super::read(PAGE));
-    let names: Vec<&str> = GROUPS.iter().flat_map(|it| it.programs()).map(|it| it.0).collect();
+    let names: Vec<&str> = GROUPS.iter().flat_map(ProgramGroup::programs).map(|it| it.0).collect();
     for (number, name) in names.iter().enumerate() {
         assert!(!names[..number].contains(name), "two programs are called {name:?}");
     }

@@ -57,7 +57,7 @@ impl ObjectVersion {
             hash.update(part.len().to_le_bytes());
             hash.update(part);
         }
-        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        format!("{:x}", hash.finalize())
     }
 }
 
