@@ -34,7 +34,7 @@ CLUSTER_TESTS := cluster
 CLUSTER_TEST_THREADS := 6
 # They take minutes each, and some have deadlines that a machine with two cores keeps only when it is quiet: `make soak` runs them, and
 # `make test-cluster` without the rest of `make test`.
-LONG_CLUSTER_TESTS := identity:: lost:: out_of_memory:: rotation::
+LONG_IN_CLUSTER := identity:: lost:: out_of_memory:: rotation::
 TAKEOVER_TESTS := takeover
 CHART_TESTS := chart
 PROVISION_TESTS := provision
@@ -119,7 +119,7 @@ test-systemd-257: $(BUILT) ## The same with systemd 257, in a root directory of 
 
 test-cluster: $(BUILT) $(if $(IN_SUITE),,tools kube) ## The image and the driver in a real cluster: kubelet, containerd, Pods; needs root
 	$(call isolated_tests,$(CLUSTER_TESTS)) -- --test-threads $(CLUSTER_TEST_THREADS) \
-	  $(if $(IN_SUITE),$(addprefix --skip ,$(LONG_CLUSTER_TESTS)))
+	  $(if $(IN_SUITE),$(addprefix --skip ,$(LONG_IN_CLUSTER)))
 
 # The subset that `make test` runs; without a filter all of it.
 TAKEOVER_FILTER := $(if $(IN_SUITE),units_of_version_1_serve_on)
@@ -180,7 +180,7 @@ soak: $(BUILT) ## The kill matrix, the engine failover stress test with a hundre
 	S3CSI_SOAK_PUBLISHES=1000 $(ISOLATED) $(CARGO_TEST) --test node descriptors_and_memory_are_flat
 	$(MAKE) --no-print-directory IN_SUITE=yes kill-matrix
 	S3CSI_SOAK_STALL_SECONDS=600 $(ISOLATED) $(CARGO_TEST) --test cluster stalls -- --nocapture
-	$(ISOLATED) $(CARGO_TEST) --test cluster -- --test-threads 2 $(LONG_CLUSTER_TESTS)
+	$(ISOLATED) $(CARGO_TEST) --test cluster -- --test-threads 2 $(LONG_IN_CLUSTER)
 	S3CSI_FSX_SECONDS=3600 $(ISOLATED) $(CARGO_TEST) --test conformance fsx -- --nocapture
 	S3CSI_FSX_SECONDS=1800 $(ISOLATED) $(CARGO_TEST) --test resume fsx -- --nocapture
 	PROPTEST_CASES=$(or $(CASES),1000000) $(CARGO_TEST) --lib --bins -- $(PARSER_PROPERTIES)
