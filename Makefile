@@ -32,8 +32,7 @@ CONTROLLER_TESTS := controller
 CLUSTER_TESTS := cluster
 # These tests mostly wait for Pods, all in one cluster.
 CLUSTER_TEST_THREADS := 6
-# They take minutes each, and some have deadlines that a machine with two cores keeps only when it is quiet: `make soak` runs them, and
-# `make test-cluster` without the rest of `make test`.
+# They take minutes each and have not all passed on a busy machine yet: `make soak` runs them, and `make test-cluster` by itself.
 LONG_IN_CLUSTER := identity:: lost:: out_of_memory:: rotation::
 TAKEOVER_TESTS := takeover
 CHART_TESTS := chart
