@@ -5,7 +5,7 @@ use std::str::FromStr;
 /// The reason why an engine could not start, as callers act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureCode {
-    /// The access key does not exist, or its secret is wrong.
+    /// The access key does not exist, its secret is wrong, or its session has expired.
     UnknownKey,
     NoCredentials,
     /// The key is valid, but has no permission.
@@ -40,12 +40,14 @@ const CODES: [(FailureCode, &str); 9] = [
 ];
 
 /// In lower case, the more specific ones first.
-const PHRASES: [(&str, FailureCode); 24] = [
+const PHRASES: [(&str, FailureCode); 26] = [
     ("signaturedoesnotmatch", FailureCode::UnknownKey),
     ("request signature", FailureCode::UnknownKey),
     ("invalidaccesskeyid", FailureCode::UnknownKey),
     ("access key id", FailureCode::UnknownKey),
     ("does not know the access key", FailureCode::UnknownKey),
+    ("session token", FailureCode::UnknownKey),
+    ("provided token", FailureCode::UnknownKey),
     ("no signing credentials", FailureCode::NoCredentials),
     ("no credentials", FailureCode::NoCredentials),
     ("nosuchbucket", FailureCode::NoSuchBucket),
@@ -102,6 +104,7 @@ mod tests {
     fn messages_have_a_code() {
         check("Forbidden: The request signature we calculated does not match", FailureCode::UnknownKey);
         check("Client error: Forbidden: Access Denied.", FailureCode::Forbidden);
+        check("Client error: Forbidden: The provided token has expired.", FailureCode::UnknownKey);
         check("The bucket does not exist", FailureCode::NoSuchBucket);
         check("No signing credentials available", FailureCode::NoCredentials);
         check("something else entirely", FailureCode::Other);
@@ -110,6 +113,7 @@ mod tests {
             FailureCode::NoSuchBucket,
         );
         check("http://s3:1 does not know the access key (NotSignedUp); check the profile", FailureCode::UnknownKey);
+        check("http://s3:1 does not accept the session token (ExpiredToken); renew", FailureCode::UnknownKey);
         check("the credentials have no permission to list bucket \"b\" at http://s3:1 (403)", FailureCode::Forbidden);
         check("http://s3:1 cannot be reached (socket is closed); check the network", FailureCode::Unreachable);
         check("http://s3:1 did not answer within 25 seconds", FailureCode::Unreachable);

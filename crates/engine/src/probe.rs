@@ -41,6 +41,9 @@ pub enum ProbeError {
     )]
     WrongSecret { server: String, words: String },
 
+    #[error("{server} does not accept the session token ({words}); renew the temporary credentials")]
+    InvalidSession { server: String, words: String },
+
     #[error(
         "the credentials have no permission to list bucket {bucket:?} at {server} ({words}); ask its owner for s3:ListBucket, s3:GetObject and s3:PutObject"
     )]
@@ -78,7 +81,7 @@ impl ProbeError {
     pub fn code(&self) -> FailureCode {
         match self {
             Self::NoBucket { .. } => FailureCode::NoSuchBucket,
-            Self::UnknownKey { .. } | Self::WrongSecret { .. } => FailureCode::UnknownKey,
+            Self::UnknownKey { .. } | Self::WrongSecret { .. } | Self::InvalidSession { .. } => FailureCode::UnknownKey,
             Self::NoPermission { .. } => FailureCode::Forbidden,
             Self::NoCredentials => FailureCode::NoCredentials,
             Self::Certificate { .. } => FailureCode::Certificate,
@@ -175,6 +178,7 @@ fn forbidden(bucket: String, server: String, code: &str, message: Option<&str>) 
     match code {
         "InvalidAccessKeyId" | "NotSignedUp" | "InvalidClientTokenId" => ProbeError::UnknownKey { server, words },
         "SignatureDoesNotMatch" => ProbeError::WrongSecret { server, words },
+        "ExpiredToken" | "InvalidToken" | "TokenRefreshRequired" => ProbeError::InvalidSession { server, words },
         _ => ProbeError::NoPermission { bucket, server, words },
     }
 }
@@ -243,6 +247,7 @@ mod tests {
     fn a_refusal_says_which_part_of_the_credentials_is_wrong() {
         check("InvalidAccessKeyId", "does not know the access key");
         check("SignatureDoesNotMatch", "the secret key does not match");
+        check("ExpiredToken", "does not accept the session token");
         check("AccessDenied", "no permission to list bucket \"logs\"");
         check("AllAccessDisabled", "no permission to list");
     }

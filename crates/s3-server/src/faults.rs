@@ -35,6 +35,8 @@ pub enum Effect {
     Frozen,
     /// The connection is closed without an answer.
     Dropped,
+    /// The request is carried out, then the connection is closed without an answer.
+    AnswerDropped,
     /// The right answer's head, then only this many bytes of its body, then a closed connection.
     Truncated { after: usize },
     /// This status and a body that does not end.

@@ -96,6 +96,7 @@ impl HttpFrontend {
                 self.service.call(request.map(Body::from)).await
             }
             Effect::Dropped => Err(cut()),
+            Effect::AnswerDropped => self.service.call(request.map(Body::from)).await.and_then(|_| Err(cut())),
             Effect::Truncated { after } => {
                 let response = self.service.call(request.map(Body::from)).await?;
                 let (head, body) = response.into_parts();

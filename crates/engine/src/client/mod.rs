@@ -2,6 +2,7 @@
 //! checksum setting, small files as one request. A wrapper around any client; the file system does not notice it.
 
 mod budget;
+mod digest;
 mod fallback;
 mod get_headers;
 mod listing_check;
@@ -34,13 +35,14 @@ use mountpoint_s3_client::{ObjectClient, PutObjectRequest, S3RequestError};
 use mountpoint_s3_crt::s3::client::BufferPoolUsageStats;
 
 pub use budget::MemoryBudget;
+pub use digest::{PartsDigest, digest, digest_of_parts, is_content_of, is_digest_of};
 pub use fallback::{FallbackLister, lacks_etag};
 pub use listing_check::ListingCheck;
 pub use listings::{BELIEVED as LISTING_BELIEVED, Listings};
 pub use metadata::{MetadataCache, ObjectHeaders, UserMetadata};
 pub use moves::{Moves, copy_verified, encoded};
 pub use raw::{RawClient, RawConfig, RawError, RawRequest, RawResponse, Signing};
-pub use small_files::{Fetch, SmallFilePrefetch, is_content_of};
+pub use small_files::{Fetch, SmallFilePrefetch};
 pub use upload::{Upload, single_params};
 pub use watchdog::{Watchdog, WatchdogLimits};
 

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::future::BoxFuture;
-use md5::{Digest as _, Md5};
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_client::error::{GetObjectError, ObjectClientError};
 use mountpoint_s3_client::types::GetObjectParams;
@@ -163,17 +162,6 @@ pub fn is_small(size: u64) -> bool {
     (1..=SMALL).contains(&size)
 }
 
-/// Whether this is the content of the object with this `ETag`.
-pub fn is_content_of(content: &[u8], etag: &str) -> bool {
-    let digest = Md5::digest(content);
-    let expected = etag.trim_matches('"').as_bytes();
-    expected.len() == 2 * digest.len()
-        && expected
-            .chunks(2)
-            .zip(digest)
-            .all(|(pair, byte)| pair.eq_ignore_ascii_case(format!("{byte:02x}").as_bytes()))
-}
-
 fn directory(key: &str) -> &str {
     key.rsplit_once('/').map_or("", |(directory, _)| directory)
 }
@@ -259,14 +247,5 @@ mod tests {
         }
         let seen = prefetch.seen.into_inner();
         assert_eq!((seen.waiting.len(), seen.directories.len()), (MOST_WAITING, MOST_DIRECTORIES));
-    }
-
-    #[test]
-    fn content_is_proven_by_its_digest() {
-        assert!(is_content_of(b"abc", ETAG));
-        assert!(is_content_of(b"abc", "900150983CD24FB0D6963F7D28E17F72"));
-        assert!(!is_content_of(b"abd", ETAG));
-        assert!(!is_content_of(b"abc", "\"900150983cd24fb0d6963f7d28e17f72-1\""));
-        assert!(!is_content_of(b"abc", ""));
     }
 }

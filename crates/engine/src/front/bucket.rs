@@ -20,7 +20,9 @@ use mountpoint_s3_fs::content_type::{ContentTypeDetection, infer_content_type};
 use mountpoint_s3_fs::fs::UploadChecksumAlgorithm;
 
 use super::FsError;
-use crate::client::{ObjectHeaders, RawClient, RawConfig, UserMetadata, copy_verified, encoded, single_params};
+use crate::client::{
+    ObjectHeaders, PartsDigest, RawClient, RawConfig, UserMetadata, copy_verified, encoded, single_params,
+};
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BucketError {
@@ -191,12 +193,14 @@ where
         }
     }
 
-    /// Stores a large object as a multipart upload of these pieces. Answers its `ETag`.
+    /// Stores a large object as a multipart upload of these pieces. Answers its `ETag`. The digest of the object is noted before it
+    /// can be in the bucket.
     pub fn upload(
         &self,
         key: &str,
         metadata: &UserMetadata,
         pieces: impl Iterator<Item = Result<Vec<u8>, FsError>>,
+        note: impl FnOnce(String) -> Result<(), FsError>,
     ) -> Result<String, FsError> {
         let checksums = match self.settings.checksum {
             Some(UploadChecksumAlgorithm::Crc32c) => PutObjectTrailingChecksums::Composite(ChecksumAlgorithm::Crc32c),
@@ -208,9 +212,13 @@ where
         let put = |error| FsError::from(failed("PutObject", key, &error));
         // Each piece is fetched, if need be, outside of what waits for the upload.
         let mut request = block_on(self.client.put_object(&self.name, key, &params)).map_err(put)?;
+        let mut digest = PartsDigest::new(self.client.write_part_size());
         for piece in pieces {
-            block_on(request.write(&piece?)).map_err(put)?;
+            let piece = piece?;
+            digest.update(&piece);
+            block_on(request.write(&piece)).map_err(put)?;
         }
+        note(digest.finish())?;
         Ok(block_on(request.complete()).map_err(put)?.etag.as_str().to_owned())
     }
 

@@ -7,7 +7,7 @@ use mountpoint_s3_client::ObjectClient;
 
 use super::bucket::{Bucket, BucketError};
 use super::{FsError, FsResult};
-use crate::client::{RawError, RawRequest, RawResponse, UserMetadata, encoded};
+use crate::client::{RawError, RawRequest, RawResponse, UserMetadata, digest_of_parts, encoded};
 
 /// S3 copies no larger part.
 const LARGEST_COPY: u64 = 5 << 30;
@@ -35,7 +35,7 @@ pub enum ComposeError {
 }
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Bucket<C> {
-    /// Answers the `ETag` of the new object.
+    /// Answers the `ETag` of the new object. Its digest is noted before it can be in the bucket.
     pub fn compose(
         &self,
         key: &str,
@@ -43,6 +43,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Bucket<C> {
         metadata: &UserMetadata,
         parts: Vec<Part>,
         read: impl Fn(&Range<u64>) -> FsResult<Vec<u8>>,
+        note: impl FnOnce(String) -> FsResult<()>,
     ) -> Result<String, ComposeError> {
         let created = self.raw(
             "CreateMultipartUpload",
@@ -53,7 +54,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Bucket<C> {
             Vec::new(),
         )?;
         let upload = created.element("UploadId").ok_or_else(|| unsupported("the store names no upload"))?;
-        let composed = self.compose_parts(key, old, &upload, parts, read);
+        let composed = self.compose_parts(key, old, &upload, parts, read, note);
         if composed.is_err() {
             let _ = self.raw(
                 "AbortMultipartUpload",
@@ -74,7 +75,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Bucket<C> {
         upload: &str,
         parts: Vec<Part>,
         read: impl Fn(&Range<u64>) -> FsResult<Vec<u8>>,
+        note: impl FnOnce(String) -> FsResult<()>,
     ) -> Result<String, ComposeError> {
+        let mut etags: Vec<String> = Vec::new();
         let mut list = String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
         for (number, part) in (1..).zip(parts.into_iter().flat_map(split)) {
             let query = format!("partNumber={number}&uploadId={}", encoded(upload));
@@ -95,8 +98,12 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Bucket<C> {
             let etag = etag.ok_or_else(|| unsupported("the store answers a part without ETag"))?;
             let etag = etag.trim_matches('"');
             let _ = write!(list, "<Part><PartNumber>{number}</PartNumber><ETag>\"{etag}\"</ETag></Part>");
+            etags.push(etag.to_owned());
         }
         list.push_str("</CompleteMultipartUpload>");
+        if let Some(digest) = digest_of_parts(etags.iter().map(String::as_str)) {
+            note(digest).map_err(ComposeError::Failed)?;
+        }
         let headers = vec![("If-Match".into(), old.etag.to_owned())];
         let query = format!("uploadId={}", encoded(upload));
         let completed = self.raw("CompleteMultipartUpload", "POST", key, query, headers, list.into_bytes())?;

@@ -91,12 +91,23 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if let Some(read) = handle.reader.as_ref().and_then(|it| self.read_cache.read(it, start, size)) {
             return read;
         }
-        let _turn = handle.order.enter(start, size.into());
-        let data = block_on(self.files.read(handle.inode, handle.inner, offset, size, flags, lock_owner))?;
-        Ok(match &handle.reader {
-            Some(reader) => self.read_cache.pass(reader, start, data),
-            None => data.into(),
-        })
+        let read = {
+            let _turn = handle.order.enter(start, size.into());
+            block_on(self.files.read(handle.inode, handle.inner, offset, size, flags, lock_owner))
+        };
+        match read {
+            Ok(data) => Ok(match &handle.reader {
+                Some(reader) => self.read_cache.pass(reader, start, data),
+                None => data.into(),
+            }),
+            Err(error) => {
+                let slot = self.table.handle(number).map_err(|_| not_open())?;
+                match self.staged_meanwhile(number, slot) {
+                    Some(file) => self.read_staged(&file, offset, size).map(Into::into),
+                    None => Err(error.into()),
+                }
+            }
+        }
     }
 
     pub(super) fn open_directory(&self, node: u64, flags: i32) -> FsResult<Opened> {

@@ -97,7 +97,7 @@ where
         let is_full = (self.add)(&with_id(DirectoryEntry { attr, ttl, ..entry }, id));
         if is_full {
             // The entry is not in the reply. `S3Filesystem` drops its own reference when the reply is full.
-            self.front.give_back(table.withdraw(id).into_iter().collect());
+            self.front.give_back(table.withdraw(id));
         }
         is_full
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
-use mountpoint_s3_fs::fs::{Entry, Error, ToErrno};
+use mountpoint_s3_fs::fs::{Attr, Entry, Error, ToErrno};
 
 use super::resume::Delivery;
 use super::staged::{CopyAttributes, StagedFile, Writes};
@@ -42,9 +42,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let mut entry = self.remember(parent, name, found, 0)?;
         let node = entry.attr.ino;
         let attr = self.with_fetched_metadata(node, entry.attr);
-        entry.attr = match self.staged.attributes_since(drops, node, attr) {
-            CopyAttributes::Known(attr) => attr,
-            CopyAttributes::Outdated(_) => self.attributes(node)?.attr,
+        (entry.attr, entry.ttl) = match self.staged.attributes_since(drops, node, attr) {
+            CopyAttributes::Known(attr) => (attr, entry.ttl),
+            CopyAttributes::Outdated(_) => self.attributes(node).map(|Attr { attr, ttl }| (attr, ttl))?,
         };
         if self.has_writer(node) {
             // Its time changes when it is closed.

@@ -107,11 +107,13 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             }
             Ok(())
         });
-        if flushed.is_err() && slot.kind() == SlotKind::WriteHandle {
+        if flushed.is_err() {
             if let Some(file) = self.staged_meanwhile(number, slot) {
-                return self.store(&file);
+                return self.flush_staged(number, &file);
             }
-            self.poison(number, slot);
+            if slot.kind() == SlotKind::WriteHandle {
+                self.poison(number, slot);
+            }
         }
         flushed
     }
@@ -177,9 +179,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         Ok(self.staged_handle(request.number))
     }
 
-    /// The copy of a file that another thread has staged since this call began, or is staging: its upload was cancelled for that, so an
-    /// error of the upload means nothing.
-    fn staged_meanwhile(&self, number: u64, slot: &Slot) -> Option<Arc<StagedFile>> {
+    /// The copy of a file that another thread has staged since this call began, or is staging: its handles were closed for that, so an
+    /// error of theirs means nothing.
+    pub(super) fn staged_meanwhile(&self, number: u64, slot: &Slot) -> Option<Arc<StagedFile>> {
         let _settled = self.staged.lock(slot.owner.load(Ordering::Relaxed)).read();
         self.staged_handle(number)
     }

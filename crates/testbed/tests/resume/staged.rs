@@ -124,6 +124,57 @@ fn a_close_inside_the_engine_is_finished_by_its_successor() {
 }
 
 #[test]
+fn a_file_is_stored_on_after_a_store_whose_answer_was_lost() {
+    let fixture = Fixture::new("staged-answer-lost");
+    let world = World::new(&fixture);
+    world.put("file", b"0123456789");
+    let kept = world.mount();
+    let file = editable(&kept, "file");
+    file.write_all_at(b"AB", 0).unwrap();
+    let lost = world.store.inject(Fault::new(Effect::AnswerDropped).operation(S3Operation::PutObject));
+    file.sync_all().unwrap_err();
+    lost.release();
+    assert_eq!(world.store.object(BUCKET, "file").unwrap(), b"AB23456789"[..], "stored, but the engine does not know");
+    file.write_all_at(b"CD", 2).unwrap();
+    kept.kill_engine();
+    file.sync_all().unwrap();
+    assert_eq!(world.store.object(BUCKET, "file").unwrap(), b"ABCD456789"[..]);
+    drop(file);
+    kept.unmount();
+}
+
+#[test]
+fn a_large_file_is_stored_on_after_a_store_whose_answer_was_lost() {
+    let fixture = Fixture::new("staged-large-answer-lost");
+    let world = World::new(&fixture);
+    let mut content = noise(3, 20 << 20);
+    world.put("file", &content);
+    let stage = fixture.create_directory("stage");
+    let argument = format!("--stage={}", stage.display());
+    let kept = world.mount_with(&Options { engine: &[&argument], ..Options::default() });
+    let file = editable(&kept, "file");
+    let mut edit = |at: usize| {
+        content[at..at + 9].copy_from_slice(b"an edit..");
+        file.write_all_at(b"an edit..", at as u64).unwrap();
+        content.clone()
+    };
+    let stored = edit(17);
+    let lost_answer = Fault::new(Effect::AnswerDropped).operation(S3Operation::CompleteMultipartUpload);
+    let lost = world.store.inject(lost_answer);
+    file.sync_all().unwrap_err();
+    lost.release();
+    assert!(world.store.object(BUCKET, "file").unwrap() == stored, "stored, but the engine does not know");
+    edit(6 << 20);
+    kept.kill_engine();
+    let expected = edit(12 << 20);
+    file.sync_all().unwrap();
+    assert!(world.store.object(BUCKET, "file").unwrap() == expected, "other bytes");
+    drop(file);
+    kept.unmount();
+    assert_eq!(fs::read_dir(&stage).unwrap().count(), 0, "the staging directory is not empty");
+}
+
+#[test]
 fn a_file_that_was_removed_while_it_is_open_stays_removed() {
     let fixture = Fixture::new("staged-removed");
     let world = World::new(&fixture);

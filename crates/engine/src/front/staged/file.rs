@@ -47,6 +47,40 @@ pub struct Object {
     pub etag: Option<String>,
     /// Where the object is fetched from.
     pub key: String,
+    /// Digests of what was to be stored since, and may have been stored: the engine died before it knew, or the store did not
+    /// answer. The object is the one with this `ETag` or one of these.
+    pub attempts: Vec<String>,
+}
+
+/// Between an `ETag` and the attempts in the slot of a copy.
+const SEPARATOR: char = '\n';
+
+impl Object {
+    /// How many attempts are remembered: each of them is one in which an engine died, or a request failed.
+    const MOST_ATTEMPTS: usize = 16;
+
+    /// What a slot says of the object.
+    pub fn parse(inode: Option<u64>, key: String, text: &[u8]) -> Self {
+        let text = String::from_utf8_lossy(text);
+        let mut parts = text.split(SEPARATOR).map(str::to_owned);
+        let etag = parts.next().filter(|it| !it.is_empty());
+        Self { inode, etag, key, attempts: parts.collect() }
+    }
+
+    /// What a successor needs of it.
+    pub fn text(&self) -> String {
+        let etag = self.etag.clone().unwrap_or_default();
+        self.attempts.iter().fold(etag, |text, attempt| format!("{text}{SEPARATOR}{attempt}"))
+    }
+
+    /// The same with one more attempt.
+    pub fn attempted(mut self, digest: String) -> Self {
+        self.attempts.retain(|it| *it != digest);
+        self.attempts.push(digest);
+        let too_many = self.attempts.len().saturating_sub(Self::MOST_ATTEMPTS);
+        self.attempts.drain(..too_many);
+        self
+    }
 }
 
 enum Bytes {

@@ -23,6 +23,7 @@ use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use parking_lot::RwLock;
 
+use super::bucket::BucketError;
 use super::handles::Opened;
 use super::open_files::OpenFile;
 use super::resume::not_open;
@@ -83,7 +84,7 @@ pub struct StagedFiles {
 #[derive(Clone, Copy, Debug)]
 pub enum CopyAttributes {
     Known(FileAttr),
-    /// The superblock takes a file with a copy for an empty one, and was asked before the copy was dropped.
+    /// The superblock takes a file with a copy for an empty one, and was asked before the copy was dropped. Or the copy is lost.
     Outdated(FileAttr),
 }
 
@@ -129,6 +130,8 @@ impl StagedFiles {
         let files = self.files.read();
         let is_empty_file = attributes.kind == FileType::RegularFile && attributes.size == 0;
         match files.get(&node) {
+            // It is dropped soon, and the file is the object again.
+            Some(file) if file.is_lost() => CopyAttributes::Outdated(file.attributes(attributes)),
             Some(file) => CopyAttributes::Known(file.attributes(attributes)),
             None if is_empty_file && self.drops() != drops => CopyAttributes::Outdated(attributes),
             None => CopyAttributes::Known(attributes),
@@ -347,7 +350,6 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             drop(files);
             if is_current && let Err(error) = self.claim(file) {
                 tracing::debug!(%error, "cannot claim a staged file again");
-                file.disconnect();
             }
             return;
         }
@@ -379,8 +381,14 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
 
     fn fetch(&self, file: &StagedFile, range: Range<u64>) -> Option<Vec<u8>> {
         let object = file.object();
-        self.bucket
-            .fetch(&object.key, object.etag.as_deref()?, range)
+        let mut fetched = self.bucket.fetch(&object.key, object.etag.as_deref()?, range.clone());
+        if let Err(BucketError::Changed) = fetched
+            && let Ok(Some(found)) = self.bucket.head(&object.key)
+            && self.rebase(file, &found.etag)
+        {
+            fetched = self.bucket.fetch(&object.key, &found.etag, range);
+        }
+        fetched
             .inspect_err(
                 |error| tracing::warn!(key = object.key, %error, "cannot fetch a part of a file that is edited"),
             )

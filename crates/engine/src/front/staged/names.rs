@@ -94,7 +94,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let key = self.bucket.key(&self.table.path(file.node))?;
         let etag = self.bucket.head(&key)?.map(|it| it.etag);
         self.table.set_staged_etag(file.id, etag.as_deref().unwrap_or_default().as_bytes())?;
-        file.set_object(Object { inode: Some(inode), etag, key });
+        file.set_object(Object { inode: Some(inode), etag, key, attempts: Vec::new() });
         self.claim(file)
     }
 }

@@ -16,9 +16,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub(in crate::front) fn recover_staged(&self) {
         for (id, node) in self.table.all_staged() {
             let Ok(slot) = self.table.staged(id) else { continue };
-            let etag = String::from_utf8(self.table.etag(slot)).ok().filter(|it| !it.is_empty());
             let key = self.bucket.key(&self.table.path(node)).unwrap_or_default();
-            let object = Object { inode: None, etag, key };
+            let object = Object::parse(None, key, &self.table.etag(slot));
             let new = NewCopy { node, id, claim: self.staged.claim(), object };
             let file = Arc::new(StagedFile::reopen(new, &self.state, &self.staged.directory));
             self.adopt(Arc::clone(&file));

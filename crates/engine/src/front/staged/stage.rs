@@ -45,7 +45,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let etag = object.etag.clone().unwrap_or_default();
         let id = self.table.add_staged(node, etag.as_bytes())?;
         let size = object.size;
-        let object = Object { inode: Some(object.inode), etag: object.etag, key: object.key };
+        let object = Object { inode: Some(object.inode), etag: object.etag, key: object.key, attempts: Vec::new() };
         let new = NewCopy { node, id, claim: self.staged.claim(), object };
         let file = Arc::new(StagedFile::new(new, &self.state, &self.staged.directory));
         let made = self.fill(&file, content, uploaded.as_deref(), size).and_then(|()| {
@@ -210,12 +210,25 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
     }
 
-    /// Tells the superblock that the file is being written.
+    /// Tells the superblock that the file is being written. The superblock knows nothing of the copy if that fails.
     pub(super) fn claim(&self, file: &StagedFile) -> FsResult<()> {
-        match file.object().inode {
-            Some(inode) => self.claim_as(inode, file.claim),
-            None => Ok(()),
+        let Some(inode) = file.object().inode else { return Ok(()) };
+        let mut claimed = self.claim_as(inode, file.claim);
+        if claimed.as_ref().is_err_and(|error| error.errno == libc::ESTALE) {
+            // The object was replaced since the inode was looked up: a request of an engine that died may still be carried out.
+            claimed = self.look_up_copy(file).and_then(|inode| self.claim_as(inode, file.claim));
         }
+        claimed.inspect_err(|_| file.disconnect())
+    }
+
+    /// The superblock has another inode for another version of an object.
+    fn look_up_copy(&self, file: &StagedFile) -> FsResult<u64> {
+        let (parent, name) = self.table.location(file.node)?;
+        let inode = block_on(self.files.lookup(self.inode(parent)?, &name))?.attr.ino;
+        let released = self.table.rebind_node(file.node, inode)?;
+        self.give_back(vec![released]);
+        file.set_object(Object { inode: Some(inode), ..file.object() });
+        Ok(inode)
     }
 
     /// Tells the superblock that an inode is being written. Answers the number of the claim.

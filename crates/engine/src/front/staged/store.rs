@@ -10,7 +10,7 @@ use mountpoint_s3_fs::fs::ToErrno;
 
 use super::blocks::Piece;
 use super::file::{Object, StagedFile};
-use crate::client::{ObjectHeaders, UserMetadata, is_content_of};
+use crate::client::{ObjectHeaders, UserMetadata, digest, is_content_of, is_digest_of};
 use crate::front::bucket::{BucketError, WriteCondition};
 use crate::front::compose::{ComposeError, OldObject, Part};
 use crate::front::metadata::{StoredAttributes, without_time};
@@ -41,11 +41,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if file.is_lost() {
             return Err(file.lost());
         }
-        let mut object = file.object();
+        let object = file.object();
         if object.inode.is_none() {
             // Of a previous engine, and not claimed yet.
-            object.inode = Some(self.inode(file.node)?);
-            file.set_object(object.clone());
+            file.set_object(Object { inode: Some(self.inode(file.node)?), ..object });
             self.claim(file)?;
         }
         let key = self.bucket.key(&self.table.path(file.node))?;
@@ -54,36 +53,37 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             // It was written after a program had set its time.
             metadata = without_time(metadata);
         }
-        let etag = self.upload_copy(file, &key, &object, &metadata)?;
+        let etag = self.upload_copy(file, &key, &metadata)?;
         self.table.set_staged_etag(file.id, etag.as_bytes())?;
         let headers = ObjectHeaders::new(&etag, metadata).written_at(file.modified());
         self.note_metadata(file.node, &key, headers);
-        file.set_object(Object { etag: Some(etag), key, ..object });
+        file.set_object(Object { etag: Some(etag), key, attempts: Vec::new(), ..file.object() });
         file.mark_stored()?;
         self.table.stored(file.node);
-        self.finish_claim(file)?;
-        self.claim(file)?;
+        // The object is stored, whatever the superblock says.
+        if let Err(error) = self.finish_claim(file).and_then(|()| self.claim(file)) {
+            tracing::debug!(%error, "the superblock looks the file up again");
+            file.disconnect();
+        }
         tracing::debug!(path = ?self.table.path(file.node), size = file.length(), "stored");
         Ok(())
     }
 
     /// Answers the `ETag` of the new object.
-    fn upload_copy(&self, file: &StagedFile, key: &str, object: &Object, metadata: &UserMetadata) -> FsResult<String> {
+    fn upload_copy(&self, file: &StagedFile, key: &str, metadata: &UserMetadata) -> FsResult<String> {
         let length = file.length();
         if length <= SINGLE_PUT {
             let content = file.piece(&(0..length), &|range| self.fetch(file, range))?;
-            return self.put_copy(key, content, object, metadata);
+            return self.put_copy(file, key, content, metadata);
         }
-        if let Some(etag) = &object.etag
-            && self.bucket.head(key)?.is_none_or(|it| it.etag != *etag)
+        if let Some(etag) = file.object().etag
+            && self.bucket.head(key)?.is_none_or(|it| it.etag != etag && !self.rebase(file, &it.etag))
         {
             return Err(BucketError::Changed.into());
         }
         let pieces = file.pieces();
-        if let Some(etag) = &object.etag
-            && pieces.iter().any(|it| matches!(it, Piece::Copy(_)))
-            && let Some(composed) =
-                self.compose_copy(file, key, &OldObject { key: &object.key, etag }, metadata, &pieces)?
+        if pieces.iter().any(|it| matches!(it, Piece::Copy(_)))
+            && let Some(composed) = self.compose_copy(file, key, metadata, &pieces)?
         {
             return Ok(composed);
         }
@@ -91,7 +91,27 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             Piece::Copy(range) | Piece::Upload(range) => split(range),
         });
         let pieces = ranges.map(|range| file.piece(&range, &|range| self.fetch(file, range)));
-        self.bucket.upload(key, metadata, pieces)
+        self.bucket.upload(key, metadata, pieces, |digest| self.note_attempt(file, digest))
+    }
+
+    /// Notes what is about to be stored, for the engine that goes on if this one dies before it knows whether it was: the file may be
+    /// changed before it is stored again.
+    fn note_attempt(&self, file: &StagedFile, digest: String) -> FsResult<()> {
+        let object = file.object().attempted(digest);
+        self.table.set_staged_etag(file.id, object.text().as_bytes())?;
+        file.set_object(object);
+        Ok(())
+    }
+
+    /// Whether the object that was found is one that this file was to be stored as; then what was not changed since is in it, too.
+    pub(super) fn rebase(&self, file: &StagedFile, found: &str) -> bool {
+        let object = file.object();
+        let is_ours = object.attempts.iter().any(|it| is_digest_of(it, found));
+        if is_ours {
+            tracing::info!(key = object.key, "this file had been stored, though no answer said so");
+            file.set_object(Object { etag: Some(found.to_owned()), ..object });
+        }
+        is_ours
     }
 
     /// Lets the server copy what was not changed. None if it cannot.
@@ -99,16 +119,19 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         &self,
         file: &StagedFile,
         key: &str,
-        old: &OldObject<'_>,
         metadata: &UserMetadata,
         pieces: &[Piece],
     ) -> FsResult<Option<String>> {
+        let object = file.object();
+        let Some(etag) = &object.etag else { return Ok(None) };
+        let old = OldObject { key: &object.key, etag };
         let parts = pieces.iter().map(|piece| match piece {
             Piece::Copy(range) => Part::Copy(range.clone()),
             Piece::Upload(range) => Part::Upload(range.clone()),
         });
         let read = |range: &Range<u64>| file.piece(range, &|range| self.fetch(file, range));
-        match self.bucket.compose(key, old, metadata, parts.collect(), read) {
+        let note = |digest| self.note_attempt(file, digest);
+        match self.bucket.compose(key, &old, metadata, parts.collect(), read, note) {
             Ok(etag) => Ok(Some(etag)),
             Err(ComposeError::Failed(error)) => Err(error),
             Err(ComposeError::Unsupported(reason)) => {
@@ -118,13 +141,18 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
     }
 
-    fn put_copy(&self, key: &str, content: Vec<u8>, object: &Object, metadata: &UserMetadata) -> FsResult<String> {
-        let condition = object.etag.as_deref().map_or(WriteCondition::None, WriteCondition::Matches);
-        let stored = self.bucket.put(key, content.clone(), condition, metadata);
+    fn put_copy(&self, file: &StagedFile, key: &str, content: Vec<u8>, metadata: &UserMetadata) -> FsResult<String> {
+        let Some(etag) = file.object().etag else {
+            return Ok(self.bucket.put(key, content, WriteCondition::None, metadata)?);
+        };
+        self.note_attempt(file, digest(&content))?;
+        let stored = self.bucket.put(key, content.clone(), WriteCondition::Matches(&etag), metadata);
         let Err(BucketError::Changed) = stored else { return Ok(stored?) };
-        // An engine that died may have stored the same bytes without a chance to note it.
         match self.bucket.head(key)? {
             Some(found) if is_content_of(&content, &found.etag) => Ok(found.etag),
+            Some(found) if self.rebase(file, &found.etag) => {
+                Ok(self.bucket.put(key, content, WriteCondition::Matches(&found.etag), metadata)?)
+            }
             Some(_) => Err(BucketError::Changed.into()),
             // Deleted by another client: what is written here is a new file.
             None => Ok(self.bucket.put(key, content, WriteCondition::None, metadata)?),

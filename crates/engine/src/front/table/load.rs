@@ -100,6 +100,7 @@ impl Table {
             slot.clear(SPOOLED);
         }
         known.handles += 1;
+        known.copies += u32::from(slot.kind() == SlotKind::StagedFile);
         let Ok(node) = self.current(node) else { return };
         if slot.has(DIRTY) {
             // Whatever is found under its name now may be another version.

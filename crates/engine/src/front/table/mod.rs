@@ -96,6 +96,8 @@ struct Index {
     nodes: HashMap<u32, Node>,
     by_inode: HashMap<u64, u32>,
     by_name: HashMap<(u32, Box<[u8]>), u32>,
+    /// References to inodes that no node stands for any longer, to be given back.
+    outdated: Vec<InodeReferences>,
 }
 
 /// What is known of a node beside its slot.
@@ -107,11 +109,24 @@ struct Node {
     inode_references: u64,
     children: u32,
     handles: u32,
+    /// Local copies of the file; they count as handles, too.
+    copies: u32,
     /// The slot of its metadata; 0 if there is none.
     metadata: u32,
 }
 
 impl Index {
+    /// Answers the references to the inode that the node stood for.
+    fn rebind(&mut self, number: u32, slot: &Slot, inode: u64, references: u64) -> Option<InodeReferences> {
+        let node = self.nodes.get_mut(&number)?;
+        pages::forget(slot);
+        let old = InodeReferences { inode: node.inode, count: node.inode_references };
+        (node.inode, node.inode_references) = (inode, references);
+        self.by_inode.remove(&old.inode);
+        self.by_inode.insert(inode, number);
+        Some(old)
+    }
+
     fn release(&mut self, number: u32, slot: &Slot) {
         slot.set_kind(SlotKind::Free);
         self.free.push(number);
@@ -155,23 +170,29 @@ impl Table {
             index.by_inode.insert(found.inode, number);
             return Some(number);
         }
+        if 0 < node.copies && slot.kind() == found.kind {
+            // Its content is that of the copy, whatever the object is now: a request of an engine that died may have replaced it.
+            let outdated = index.rebind(number, slot, found.inode, 0)?;
+            index.outdated.extend((outdated.inode != 0).then_some(outdated));
+            return Some(number);
+        }
         // The page cache of two versions of a file must never mix, so the new one gets an id of its own.
         slot.set(ORPHANED);
         None
     }
 
     /// Takes back one `entry` that the kernel was not told after all. `S3Filesystem` took back its own reference.
-    pub fn withdraw(&self, node: u64) -> Option<InodeReferences> {
+    pub fn withdraw(&self, node: u64) -> Vec<InodeReferences> {
         if let Some(known) = self.index().nodes.get_mut(&number(node)) {
             known.inode_references = known.inode_references.saturating_sub(1);
         }
-        self.forget(node, 1).pop()
+        self.forget(node, 1)
     }
 
     /// The kernel dropped `count` references.
     pub fn forget(&self, node: u64, count: u64) -> Vec<InodeReferences> {
-        let mut released = Vec::new();
         let mut index = self.index();
+        let mut released = std::mem::take(&mut index.outdated);
         if let Ok(slot) = self.current(node) {
             let left = slot.count.load(Relaxed).saturating_sub(count);
             slot.count.store(left, Release);
@@ -207,15 +228,8 @@ impl Table {
 
     /// The node stands for another inode now, to which the caller holds one reference. Returns the references to the old one.
     pub fn rebind_node(&self, node: u64, inode: u64) -> Result<InodeReferences, TableError> {
-        let mut index = self.index();
-        pages::forget(self.current(node)?);
-        let known = index.nodes.get_mut(&number(node)).ok_or(TableError::Stale)?;
-        let old = InodeReferences { inode: known.inode, count: known.inode_references };
-        known.inode = inode;
-        known.inode_references = 1;
-        index.by_inode.remove(&old.inode);
-        index.by_inode.insert(inode, number(node));
-        Ok(old)
+        let slot = self.current(node)?;
+        self.index().rebind(number(node), slot, inode, 1).ok_or(TableError::Stale)
     }
 
     pub fn node_slot(&self, node: u64) -> Result<&Slot, TableError> {

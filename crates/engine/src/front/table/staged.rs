@@ -23,6 +23,7 @@ impl Table {
         slot.set_kind(SlotKind::StagedFile);
         if let Some(node) = index.nodes.get_mut(&number(node)) {
             node.handles += 1;
+            node.copies += 1;
         }
         Ok(id(added, slot))
     }
@@ -52,6 +53,7 @@ impl Table {
         index.release(number(staged), slot);
         if let Some(node) = index.nodes.get_mut(&node) {
             node.handles -= 1;
+            node.copies -= 1;
         }
         self.collect(&mut index, node, &mut released);
         released

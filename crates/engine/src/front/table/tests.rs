@@ -74,10 +74,10 @@ fn a_withdrawn_entry_leaves_no_reference() {
     let table = table();
     let told = table.entry(ROOT, b"a", found(SlotKind::File, 10)).unwrap();
     assert_eq!(table.entry(ROOT, b"a", found(SlotKind::File, 10)), Ok(told));
-    assert_eq!(table.withdraw(told), None);
+    assert!(table.withdraw(told).is_empty());
     assert_eq!(table.forget(told, 1), [InodeReferences { inode: 10, count: 1 }]);
     let untold = table.entry(ROOT, b"a", found(SlotKind::File, 10)).unwrap();
-    assert_eq!(table.withdraw(untold), None);
+    assert!(table.withdraw(untold).is_empty());
     assert_eq!(bound_to(&table, untold), Err(TableError::Stale));
 }
 
@@ -269,6 +269,20 @@ fn a_file_that_is_too_long_to_be_kept_is_at_risk_until_it_is_stored() {
     write(&table, handle, b"y");
     let table = successor(&table);
     assert!(table.handle(handle).unwrap().has(POISONED));
+}
+
+#[test]
+fn a_file_with_a_copy_stays_the_same_node_when_its_object_is_replaced() {
+    let table = table();
+    let node = table.entry(ROOT, b"file", found(SlotKind::File, 10)).unwrap();
+    let copy = table.add_staged(node, b"\"etag\"").unwrap();
+    assert_eq!(table.entry(ROOT, b"file", EntryInfo { size: 8, ..found(SlotKind::File, 11) }), Ok(node));
+    assert_eq!(bound_to(&table, node), Ok(11));
+    assert!(!table.is_unlinked(node));
+    assert_eq!(table.forget(node, 1), [InodeReferences { inode: 10, count: 1 }]);
+    table.drop_staged(copy);
+    let other = table.entry(ROOT, b"file", found(SlotKind::File, 12)).unwrap();
+    assert_ne!(other, node, "without a copy it is another version");
 }
 
 #[test]
