@@ -5,18 +5,15 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/narrate.sh
 source scripts/narrate.sh
+# shellcheck source=scripts/packages.sh
+source scripts/packages.sh
 
 # The version of the figures in docs/benchmarks.md; update both together.
 readonly RCLONE_VERSION=1.75.2
 readonly ROOT=${XDG_CACHE_HOME:-$HOME/.cache}/s3csi/peers
 
 ensure_s3fs() {
-  if ! command -v s3fs >/dev/null; then
-    ((EUID == 0)) || fail "s3fs is missing; run: sudo apt-get install s3fs"
-    export DEBIAN_FRONTEND=noninteractive
-    narrated "refreshing the package lists" apt-get update -qq
-    narrated "installing s3fs" apt-get install -qq --yes --no-install-recommends s3fs
-  fi
+  command -v s3fs >/dev/null || ensure_packages s3fs
   ln -sfnT "$(command -v s3fs)" "$ROOT/bin/s3fs"
 }
 

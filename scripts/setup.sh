@@ -5,6 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/narrate.sh
 source scripts/narrate.sh
+# shellcheck source=scripts/packages.sh
+source scripts/packages.sh
 
 readonly PACKAGES=(
   build-essential pkg-config cmake # the AWS Common Runtime is C
@@ -22,26 +24,6 @@ readonly PACKAGES=(
   rsync sqlite3 zip unzip python3-pip attr vim-tiny xz-utils patch ed # ordinary programs that the engine's tests run
 )
 
-is_installed() {
-  [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$1" 2>/dev/null) == installed ]]
-}
-
-ensure_packages() {
-  command -v apt-get >/dev/null ||
-    fail "this is not a Debian system; install the equivalents of these packages: ${PACKAGES[*]}"
-  local package missing=()
-  for package in "${PACKAGES[@]}"; do
-    is_installed "$package" || missing+=("$package")
-  done
-  if ((${#missing[@]} == 0)); then
-    return
-  fi
-  ((EUID == 0)) || fail "packages are missing; run: sudo apt-get install ${missing[*]}"
-  export DEBIAN_FRONTEND=noninteractive
-  narrated "refreshing the package lists" apt-get update -qq
-  narrated "installing ${missing[*]}" apt-get install -qq --yes --no-install-recommends "${missing[@]}"
-}
-
-ensure_packages
+ensure_packages "${PACKAGES[@]}"
 command -v cargo >/dev/null || fail "cargo is not installed; get Rust 1.95 or later from https://rustup.rs"
 [[ -c /dev/fuse ]] || say "warning: /dev/fuse is missing, so mounts will fail; run: modprobe fuse"

@@ -8,6 +8,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/narrate.sh
 source scripts/narrate.sh
+# shellcheck source=scripts/packages.sh
+source scripts/packages.sh
 
 readonly RELEASE=trixie VERSION=257
 readonly PACKAGES=(
@@ -31,11 +33,7 @@ if [[ -e $ROOT/packages ]]; then
   exit 0
 fi
 
-if ! command -v debootstrap >/dev/null; then
-  export DEBIAN_FRONTEND=noninteractive
-  narrated "refreshing the package lists" apt-get update -qq
-  narrated "installing debootstrap" apt-get install -qq --yes --no-install-recommends debootstrap
-fi
+command -v debootstrap >/dev/null || ensure_packages debootstrap
 [[ -e $KEYRING ]] || fail "$KEYRING is missing; run: apt-get install debian-archive-keyring"
 
 # Build aside, then rename: an interrupted build must not look complete.

@@ -36,6 +36,10 @@ pub fn ensure(
     host.create_directory(target, TARGET_MODE)
         .map_err(|cause| PublishError::Target { target: target.to_owned(), cause })?;
     let target = &host.resolve(target).map_err(|cause| PublishError::Target { target: target.to_owned(), cause })?;
+    let check_bound = |bound: Result<(), HostError>| {
+        bound.map_err(|cause| PublishError::Bind { source_path: source.to_owned(), target: target.clone(), cause })?;
+        check_alive(host, device, target, deadline)
+    };
     let (mut mounted, mut is_replaced) = (MountOutcome::Mounted, false);
     for attempt in 0..=MOST_STACKED {
         let table = host.mount_table().map_err(|cause| PublishError::Look { cause })?;
@@ -57,8 +61,10 @@ pub fn ensure(
         }
         if mount.device != device && is_dead(host, target, deadline) {
             if table.all_at(target).nth(1).is_none() {
+                // In running containers the volume is a copy of that mount, and only what is mounted on it propagates to them. It is
+                // removed with the target.
                 tracing::info!(?target, "mounting over a dead mount");
-                return cover(host, source, device, target, access, deadline).map(|()| mounted);
+                return check_bound(host.bind_over(source, target, access)).map(|()| mounted);
             }
             tracing::info!(?target, "removing a dead mount that covers another one");
             host.detach(target).map_err(|cause| PublishError::Target { target: target.clone(), cause })?;
@@ -74,35 +80,12 @@ pub fn ensure(
         }
         host.detach(target).map_err(|cause| PublishError::Target { target: target.clone(), cause })?;
     }
-    host.bind(source, target, access).map_err(|cause| PublishError::Bind {
-        source_path: source.to_owned(),
-        target: target.clone(),
-        cause,
-    })?;
-    check_alive(host, device, target, deadline).map(|()| mounted)
+    check_bound(host.bind(source, target, access)).map(|()| mounted)
 }
 
 /// A dead mount answers at once, whatever has become of its engine.
 fn is_dead(host: &dyn Host, target: &Path, deadline: Instant) -> bool {
     matches!(host.probe(target, deadlines::within(deadlines::CHECK, deadline)), Probe::Dead(_))
-}
-
-/// Mounts over a dead mount instead of replacing it: in running containers the volume is a copy of that mount, and only what is mounted
-/// on it propagates to them. It is removed with the target.
-fn cover(
-    host: &dyn Host,
-    source: &Path,
-    device: Device,
-    target: &Path,
-    access: Access,
-    deadline: Instant,
-) -> Result<(), PublishError> {
-    host.bind_over(source, target, access).map_err(|cause| PublishError::Bind {
-        source_path: source.to_owned(),
-        target: target.to_owned(),
-        cause,
-    })?;
-    check_alive(host, device, target, deadline)
 }
 
 /// Checks that the target is the engine's own file system and that it is alive.
