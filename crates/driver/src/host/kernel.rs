@@ -335,14 +335,14 @@ fn copy_with(source: &Path, access: Access) -> io::Result<OwnedFd> {
     }
 }
 
-/// A detached copy of the mount at `source`.
+/// A detached copy of the mount at `source`. It is not the source's peer: what covers one target of a source, and is removed with it,
+/// must not appear at the others.
 fn copy(source: &Path) -> Result<OwnedFd, Errno> {
     let root = open_directory(source)?;
-    open_tree(
-        &root,
-        "",
-        OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC,
-    )
+    let flags = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = open_tree(&root, "", flags)?;
+    mount_change(by_descriptor(&tree), MountPropagationFlags::PRIVATE)?;
+    Ok(tree)
 }
 
 /// The same, read-only.

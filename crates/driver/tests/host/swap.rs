@@ -63,3 +63,31 @@ fn what_covers_a_dead_mount_appears_where_a_copy_of_that_mount_is() {
         }
     });
 }
+
+/// Targets of one source, below kubelet's directory, which is shared.
+#[test]
+fn what_covers_one_target_does_not_cover_the_others() {
+    check(|world| {
+        let shared = world.tmpfs("shared");
+        mount_change(&shared, MountPropagationFlags::SHARED).unwrap();
+        let (source, dead) = (world.tmpfs("shared/source"), world.directory("shared/dead"));
+        drop(world.kernel.mount_fuse(&dead, &WRITABLE).unwrap());
+        let targets = ["shared/one", "shared/two", "shared/three"].map(|it| world.directory(it));
+        let [one, two, three] = &targets;
+        world.kernel.bind(&dead, one, Access::ReadWrite).unwrap();
+        world.kernel.bind(&dead, two, Access::ReadWrite).unwrap();
+        world.kernel.bind(&dead, three, Access::ReadOnly).unwrap();
+        fs::write(source.join("file"), "content").unwrap();
+
+        world.kernel.bind_over(&source, one, Access::ReadWrite).unwrap();
+        for path in [two, three, &dead] {
+            assert_eq!(world.errno_of_probe(path), NOT_CONNECTED, "{}", path.display());
+        }
+        world.kernel.bind_over(&source, two, Access::ReadWrite).unwrap();
+        world.kernel.unmount(one).unwrap();
+        assert_eq!(fs::read(two.join("file")).unwrap(), b"content");
+        for path in [two, one, two, three, &dead, &source, &shared] {
+            world.kernel.unmount(path).unwrap();
+        }
+    });
+}
