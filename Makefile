@@ -179,7 +179,7 @@ soak: $(BUILT) ## The kill matrix, the engine failover stress test with a hundre
 	S3CSI_SOAK_PUBLISHES=1000 $(ISOLATED) $(CARGO_TEST) --test node descriptors_and_memory_are_flat
 	$(MAKE) --no-print-directory IN_SUITE=yes kill-matrix
 	S3CSI_SOAK_STALL_SECONDS=600 $(ISOLATED) $(CARGO_TEST) --test cluster stalls -- --nocapture
-	$(ISOLATED) $(CARGO_TEST) --test cluster -- --test-threads 2 $(LONG_IN_CLUSTER)
+	S3CSI_SOAK_TOKENS=yes $(ISOLATED) $(CARGO_TEST) --test cluster -- --test-threads 3 $(LONG_IN_CLUSTER)
 	S3CSI_FSX_SECONDS=3600 $(ISOLATED) $(CARGO_TEST) --test conformance fsx -- --nocapture
 	S3CSI_FSX_SECONDS=1800 $(ISOLATED) $(CARGO_TEST) --test resume fsx -- --nocapture
 	PROPTEST_CASES=$(or $(CASES),1000000) $(CARGO_TEST) --lib --bins -- $(PARSER_PROPERTIES)

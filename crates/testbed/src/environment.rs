@@ -95,6 +95,11 @@ pub fn soak_stall() -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
+/// Whether to wait until kubelet has got other tokens of service accounts, which takes ten minutes.
+pub fn waits_for_tokens() -> bool {
+    std::env::var_os("S3CSI_SOAK_TOKENS").is_some()
+}
+
 /// Names the directory that outlives a restart of the machine in a test of one.
 pub const DISK: &str = "S3CSI_DISK";
 

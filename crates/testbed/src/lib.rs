@@ -5,6 +5,7 @@ pub mod chart;
 pub mod cluster;
 pub mod compatibility;
 pub mod credential_issuer;
+pub mod credential_matrix;
 pub mod demo;
 pub mod earlier_driver;
 pub mod engine;

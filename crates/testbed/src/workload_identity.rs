@@ -91,10 +91,20 @@ pub fn token(subject: &str, expires: SystemTime) -> String {
 /// The subject of a token with the right signature that has not expired.
 fn verify(token: &str) -> Option<String> {
     let (rest, signature) = token.rsplit_once('.')?;
-    let claims: Value = serde_json::from_slice(&URL_SAFE_NO_PAD.decode(rest.split('.').nth(1)?).ok()?).ok()?;
+    let claims = claims(rest)?;
     let expires = UNIX_EPOCH + Duration::from_secs(claims["exp"].as_u64()?);
     let is_valid = signature == format!("signature-{SECRET_MARK}") && SystemTime::now() < expires;
     claims["sub"].as_str().filter(|_| is_valid).map(str::to_owned)
+}
+
+fn claims(token: &str) -> Option<Value> {
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(token.split('.').nth(1)?).ok()?).ok()
+}
+
+/// Prints for which Pod a token was issued, and when: tests wait until kubelet has got another one.
+fn say_which(token: &str) {
+    let claims = claims(token).unwrap_or_default();
+    println!("token {} {}", claims["kubernetes.io"]["pod"]["name"], claims["iat"]);
 }
 
 /// What kubelet sends: a token for each audience.
@@ -105,7 +115,12 @@ pub fn tokens(token: &str) -> String {
 
 /// The volume of all teams, as kubelet publishes it for a Pod of this service account with a fresh token.
 pub fn shared_volume(pod_uid: &str, namespace: &str, service_account: &str) -> CsiVolume {
-    let mut volume = CsiVolume::new(SHARED_BUCKET, "pv-shared", pod_uid);
+    with_identity(CsiVolume::new(SHARED_BUCKET, "pv-shared", pod_uid), namespace, service_account)
+}
+
+/// A volume with `authenticationSource: pod`, as kubelet publishes it for a Pod of this service account with a fresh token.
+#[must_use]
+pub fn with_identity(mut volume: CsiVolume, namespace: &str, service_account: &str) -> CsiVolume {
     for (key, value) in [
         ("authenticationSource", "pod"),
         ("csi.storage.k8s.io/pod.namespace", namespace),
@@ -175,7 +190,7 @@ impl IssuingStore {
             }
         }
         let api = api.to_owned();
-        issuer.trust(Box::new(move |token| review(&api, token)), &trusts);
+        issuer.trust(Box::new(move |token| review(&api, token).inspect(|_| say_which(token))), &trusts);
         Ok(Self { store, issuer })
     }
 }

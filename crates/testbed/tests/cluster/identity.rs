@@ -1,6 +1,7 @@
 //! Identities of workloads in the real cluster: kubelet's own tokens are exchanged for keys. Two Deployments with two service accounts
 //! mount one volume; each sees what its account has in the store, and goes on while its keys are renewed.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -25,10 +26,18 @@ const KEY_LIFETIME: Duration = Duration::from_mins(4);
 
 const STRATEGIES: [&str; 3] = ["pod", "daemon", "systemd"];
 
+/// kubelet gets another token when four fifths of the shortest lifetime that Kubernetes allows have passed.
+const TOKEN_LIFETIME: Duration = Duration::from_mins(10);
+
+/// What the store and its issuer print.
+fn issuer_output() -> PathBuf {
+    CLUSTER.directory().join("issuing-store")
+}
+
 /// The addresses of the store and of its security token service, which ask the API server about tokens.
 static ISSUING_STORE: LazyLock<[String; 2]> = LazyLock::new(|| {
     let program = environment::product("s3csi-testbed").unwrap();
-    let (api, output) = (CLUSTER.directory().join("api.sock"), CLUSTER.directory().join("issuing-store"));
+    let (api, output) = (CLUSTER.directory().join("api.sock"), issuer_output());
     let buckets = STRATEGIES.map(bucket).join(" ") + " team-data";
     let script = format!(
         "setsid {} issuing-store 10.200.0.1 {} {} {buckets} </dev/null >{} 2>&1 &",
@@ -43,7 +52,7 @@ static ISSUING_STORE: LazyLock<[String; 2]> = LazyLock::new(|| {
         said = fs::read_to_string(&output).unwrap_or_default();
         said.starts_with("ready ") && said.ends_with('\n')
     });
-    let mut addresses = said.split_whitespace().skip(1).map(str::to_owned);
+    let mut addresses = said.lines().next().unwrap().split_whitespace().skip(1).map(str::to_owned);
     [addresses.next().unwrap(), addresses.next().unwrap()]
 });
 
@@ -62,7 +71,7 @@ fn install(strategy: &str) {
         format!("s3.endpointUrl={store}"),
         "podIdentity.enabled=true".to_owned(),
         format!("podIdentity.audience={AUDIENCE}"),
-        "podIdentity.expirationSeconds=600".to_owned(),
+        format!("podIdentity.expirationSeconds={}", TOKEN_LIFETIME.as_secs()),
         format!("podIdentity.stsEndpointUrl={issuer}"),
     ];
     if strategy == "pod" {
@@ -83,9 +92,10 @@ struct TeamDeployment {
 impl TeamDeployment {
     fn new(strategy: &str, team: &str) -> Self {
         let name = format!("{strategy}-{team}");
-        // Reads, lists and writes until it is deleted; errors are noted.
+        // Reads, lists and writes until it is deleted; errors are noted. What the test reads is renamed into place.
         let work = "while true; do round=$((round + 1)); { echo $round > /data/file-$((round % 10)) && ls /data > /tmp/names && \
-                    cat /data/whose > /tmp/whose; } 2>> /tmp/errors || echo failed >> /tmp/errors; echo $round > /tmp/rounds; done &";
+                    cat /data/whose > /tmp/new && mv /tmp/new /tmp/whose; } 2>> /tmp/errors || echo failed >> /tmp/errors; \
+                    echo $round > /tmp/new && mv /tmp/new /tmp/rounds; done &";
         let mut pod = Workload::new(&name, &bucket(strategy)).script(work).object;
         pod["spec"]["serviceAccountName"] = json!(team);
         let labels = json!({ "app": name });
@@ -110,6 +120,13 @@ impl TeamDeployment {
         let selector = format!("--selector=app={}", self.name);
         CLUSTER.kubectl(&["annotate", "pods", "--overwrite", &selector, &change]).unwrap();
     }
+}
+
+/// When the tokens were issued with which the Pod of a Deployment has got keys.
+fn tokens_of(deployment: &TeamDeployment) -> BTreeSet<String> {
+    let said = fs::read_to_string(issuer_output()).unwrap();
+    let of_pod = format!("token \"{}-", deployment.name);
+    said.lines().filter(|it| it.starts_with(&of_pod)).map(str::to_owned).collect()
 }
 
 /// What engines that run in containers see of each other.
@@ -205,6 +222,14 @@ fn check(strategy: &str) {
     };
     let deadline = Instant::now() + KEY_LIFETIME + PATIENCE;
     assert!(wait_patiently_until(deadline, are_renewed), "no engine has got other keys");
+    if environment::waits_for_tokens() {
+        let are_rotated = || {
+            deployments.iter().for_each(TeamDeployment::publish_again);
+            deployments.iter().all(|it| 1 < tokens_of(it).len())
+        };
+        let deadline = Instant::now() + TOKEN_LIFETIME + PATIENCE;
+        assert!(wait_patiently_until(deadline, are_rotated), "no keys were issued for another token of kubelet's");
+    }
     for (deployment, team) in deployments.iter().zip(TEAMS) {
         let before: u64 = deployment.run("cat /tmp/rounds").trim().parse().unwrap();
         eventually("the work goes on", || {

@@ -1,7 +1,7 @@
-//! Whose keys an engine works with, and where they lie.
+//! Whose keys an engine works with, and where they lie. States of all sources: `credential_matrix`.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt as _, symlink};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use s3csi_s3_server::store::{Account, Store as _};
@@ -221,69 +221,6 @@ fn rotated_driver_keys_arrive_with_the_restarted_plugin() {
     assert_eq!(fs::read_to_string(credentials_file(&world)).unwrap(), profile(&new));
     wait_for("an engine with the new key serves", || world.engines().iter().all(|it| *it != engine));
     fs::write(target.join("after"), "x").unwrap();
-    world.unpublish(&volume(1));
-    world.check_nothing_left();
-}
-
-/// The driver's Secret as kubelet mounts it: all files change at once.
-fn mount_secret(directory: &Path, generation: u32, files: &[(&str, &str)]) {
-    let data = format!("..{generation}");
-    fs::create_dir(directory.join(&data)).unwrap();
-    for (name, value) in files {
-        fs::write(directory.join(&data).join(name), value).unwrap();
-        if !directory.join(name).is_symlink() {
-            symlink(Path::new("..data").join(name), directory.join(name)).unwrap();
-        }
-    }
-    symlink(&data, directory.join("..data_tmp")).unwrap();
-    fs::rename(directory.join("..data_tmp"), directory.join("..data")).unwrap();
-    if generation > 1 {
-        fs::remove_dir_all(directory.join(format!("..{}", generation - 1))).unwrap();
-    }
-}
-
-#[test]
-fn the_driver_s_changed_secret_reaches_the_running_mount_without_a_restart() {
-    let fixture = Fixture::new("credentials-mounted");
-    let mut world = World::prepare_with(&fixture, |it| it.account = None);
-    let old = world.store.account().clone();
-    let directory = fixture.create_directory("driver-secret");
-    let change = |generation, keys: &Account| {
-        let files = [("access_key_id", keys.access_key.as_str()), ("secret_access_key", keys.secret_key.as_str())];
-        mount_secret(&directory, generation, &files);
-    };
-    world.start_mounter();
-    world.start_node_with(&["--credentials-directory", directory.to_str().unwrap()]);
-
-    // A Secret that does not exist yet is an empty directory.
-    check_refused(world.try_publish(&volume(1)), Code::Unauthenticated, &["the driver has no credentials"]);
-    change(1, &old);
-    let target = world.publish(&volume(1));
-    fs::write(target.join("before"), "x").unwrap();
-    let (node, engine) = (world.node().pid(), world.engine());
-
-    // A malformed Secret is refused, and the running engine keeps the keys that it has.
-    mount_secret(
-        &directory,
-        2,
-        &[("access_key_id", &old.access_key), ("secret_access_key", "two words-NeverPrintThis")],
-    );
-    let words =
-        ["the driver's credentials cannot be used", "s3CredentialSecret", "malformed value for secret_access_key"];
-    check_refused(world.try_publish(&volume(1)), Code::Unauthenticated, &words);
-    fs::write(target.join("meanwhile"), "x").unwrap();
-
-    let new = Account::new(&old.access_key, "rotated-NeverPrintThis");
-    world.store.add_account(&new).unwrap();
-    change(3, &new);
-    world.publish(&volume(1));
-    assert_eq!(fs::read_to_string(credentials_file(&world)).unwrap(), profile(&new));
-    wait_for("an engine with the new key serves", || world.engines().iter().all(|it| *it != engine));
-    fs::write(target.join("after"), "x").unwrap();
-    assert_eq!(world.store.keys(BUCKET), ["after", "before", "meanwhile"]);
-    assert_eq!(world.node().pid(), node, "the plugin was restarted");
-    let environment = PathBuf::from(format!("/proc/{node}/environ"));
-    assert!(!contains(&environment, "NeverPrintThis"), "the plugin's environment shows a key");
     world.unpublish(&volume(1));
     world.check_nothing_left();
 }

@@ -4,6 +4,7 @@
 mod basics;
 mod concurrency;
 mod crashes;
+mod credential_matrix;
 mod credentials;
 mod engine_errors;
 mod flatness;

@@ -6,6 +6,7 @@ mod assignment;
 mod basics;
 mod cluster;
 mod crashes;
+mod credential_matrix;
 mod failures;
 mod flood;
 mod hostile;

@@ -2,6 +2,7 @@
 
 mod client;
 mod containers;
+mod credential_matrix;
 mod failures;
 mod kill_matrix;
 mod legacy_v1;
