@@ -32,8 +32,8 @@ CONTROLLER_TESTS := controller
 CLUSTER_TESTS := cluster
 # These tests mostly wait for Pods, all in one cluster.
 CLUSTER_TEST_THREADS := 6
-# They take minutes each and have not all passed on a busy machine yet: `make soak` runs them, and `make test-cluster` by itself.
-LONG_IN_CLUSTER := identity:: lost:: out_of_memory:: rotation::
+# They wait for keys to be renewed, for minutes. `make test` does that with strategy pod only, `make test-cluster` with all.
+LONG_IN_CLUSTER := identities_of_workloads_with_strategy_daemon identities_of_workloads_with_strategy_systemd
 TAKEOVER_TESTS := takeover
 CHART_TESTS := chart
 PROVISION_TESTS := provision
@@ -179,7 +179,7 @@ soak: $(BUILT) ## The kill matrix, the engine failover stress test with a hundre
 	S3CSI_SOAK_PUBLISHES=1000 $(ISOLATED) $(CARGO_TEST) --test node descriptors_and_memory_are_flat
 	$(MAKE) --no-print-directory IN_SUITE=yes kill-matrix
 	S3CSI_SOAK_STALL_SECONDS=600 $(ISOLATED) $(CARGO_TEST) --test cluster stalls -- --nocapture
-	S3CSI_SOAK_TOKENS=yes $(ISOLATED) $(CARGO_TEST) --test cluster -- --test-threads 3 $(LONG_IN_CLUSTER)
+	S3CSI_SOAK_TOKENS=yes $(ISOLATED) $(CARGO_TEST) --test cluster -- --test-threads 3 identity::
 	S3CSI_FSX_SECONDS=3600 $(ISOLATED) $(CARGO_TEST) --test conformance fsx -- --nocapture
 	S3CSI_FSX_SECONDS=1800 $(ISOLATED) $(CARGO_TEST) --test resume fsx -- --nocapture
 	PROPTEST_CASES=$(or $(CASES),1000000) $(CARGO_TEST) --lib --bins -- $(PARSER_PROPERTIES)

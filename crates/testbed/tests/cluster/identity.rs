@@ -93,7 +93,7 @@ impl TeamDeployment {
     fn new(strategy: &str, team: &str) -> Self {
         let name = format!("{strategy}-{team}");
         // Reads, lists and writes until it is deleted; errors are noted. What the test reads is renamed into place.
-        let work = "while true; do round=$((round + 1)); { echo $round > /data/file-$((round % 10)) && ls /data > /tmp/names && \
+        let work = "while sleep 0.1; do round=$((round + 1)); { echo $round > /data/file-$((round % 10)) && ls /data > /tmp/names && \
                     cat /data/whose > /tmp/new && mv /tmp/new /tmp/whose; } 2>> /tmp/errors || echo failed >> /tmp/errors; \
                     echo $round > /tmp/new && mv /tmp/new /tmp/rounds; done &";
         let mut pod = Workload::new(&name, &bucket(strategy)).script(work).object;
