@@ -3,6 +3,8 @@
 //! An object stored by one request has the MD5 of its content, one stored in parts the MD5 of the MD5s of its parts and their number,
 //! unless it is encrypted with a key of its own. Where it is something else, nothing here ever matches.
 
+use std::fmt::Write as _;
+
 use md5::{Digest as _, Md5};
 
 /// Of an MD5, in bytes.
@@ -80,7 +82,10 @@ fn bytes_of(digest: &str) -> Option<Vec<u8>> {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 #[cfg(test)]

@@ -384,7 +384,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let mut fetched = self.bucket.fetch(&object.key, object.etag.as_deref()?, range.clone());
         if let Err(BucketError::Changed) = fetched
             && let Ok(Some(found)) = self.bucket.head(&object.key)
-            && self.rebase(file, &found.etag)
+            && store::rebase(file, &found.etag)
         {
             fetched = self.bucket.fetch(&object.key, &found.etag, range);
         }

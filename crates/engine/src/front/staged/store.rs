@@ -77,7 +77,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return self.put_copy(file, key, content, metadata);
         }
         if let Some(etag) = file.object().etag
-            && self.bucket.head(key)?.is_none_or(|it| it.etag != etag && !self.rebase(file, &it.etag))
+            && self.bucket.head(key)?.is_none_or(|it| it.etag != etag && !rebase(file, &it.etag))
         {
             return Err(BucketError::Changed.into());
         }
@@ -101,17 +101,6 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         self.table.set_staged_etag(file.id, object.text().as_bytes())?;
         file.set_object(object);
         Ok(())
-    }
-
-    /// Whether the object that was found is one that this file was to be stored as; then what was not changed since is in it, too.
-    pub(super) fn rebase(&self, file: &StagedFile, found: &str) -> bool {
-        let object = file.object();
-        let is_ours = object.attempts.iter().any(|it| is_digest_of(it, found));
-        if is_ours {
-            tracing::info!(key = object.key, "this file had been stored, though no answer said so");
-            file.set_object(Object { etag: Some(found.to_owned()), ..object });
-        }
-        is_ours
     }
 
     /// Lets the server copy what was not changed. None if it cannot.
@@ -150,7 +139,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let Err(BucketError::Changed) = stored else { return Ok(stored?) };
         match self.bucket.head(key)? {
             Some(found) if is_content_of(&content, &found.etag) => Ok(found.etag),
-            Some(found) if self.rebase(file, &found.etag) => {
+            Some(found) if rebase(file, &found.etag) => {
                 Ok(self.bucket.put(key, content, WriteCondition::Matches(&found.etag), metadata)?)
             }
             Some(_) => Err(BucketError::Changed.into()),
@@ -176,6 +165,17 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         });
         finished.map(drop).map_err(|error| FsError::new(error.to_errno(), error.to_string()))
     }
+}
+
+/// Whether the object that was found is one that this file was to be stored as; then what was not changed since is in it, too.
+pub(super) fn rebase(file: &StagedFile, found: &str) -> bool {
+    let object = file.object();
+    let is_ours = object.attempts.iter().any(|it| is_digest_of(it, found));
+    if is_ours {
+        tracing::info!(key = object.key, "this file had been stored, though no answer said so");
+        file.set_object(Object { etag: Some(found.to_owned()), ..object });
+    }
+    is_ours
 }
 
 fn split(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
