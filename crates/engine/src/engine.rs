@@ -18,7 +18,8 @@ use s3csi_handoff::core_dumps;
 
 use crate::cli::{Arguments, Environment};
 use crate::client::{
-    FallbackLister, MemoryBudget, MetadataCache, Moves, SmallFilePrefetch, StoreClient, Watchdog, WatchdogLimits,
+    FallbackLister, MemoryBudget, MetadataCache, Moves, SmallFilePrefetch, StoreClient, StoreTimeout, Watchdog,
+    WatchdogLimits,
 };
 use crate::connect::{self, BucketCheck, S3ClientError};
 use crate::front::{
@@ -181,6 +182,8 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         if matches!(moves, Moves::Copy(_)) { AfterRename::Revalidate } else { AfterRename::KeepAttributes };
     let small_files = Arc::new(SmallFilePrefetch::default());
     let watchdog = start_watchdog(environment, connected.memory_target)?;
+    let waiting = state.clone();
+    let timeout = StoreTimeout::new(arguments.store_timeout, move || waiting.note_waiting());
     let client = StoreClient {
         inner: connected.client,
         moves: Arc::new(moves),
@@ -189,6 +192,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         listings: settings::listings(arguments),
         metadata: Arc::clone(&metadata),
         watchdog,
+        timeout: timeout.clone(),
         listing_check: Arc::default(),
         fallback: Arc::new(FallbackLister::new(raw.clone())),
     };
@@ -205,6 +209,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         path.prefix.to_string(),
         settings::upload_settings(arguments, &config),
         raw,
+        timeout.clone(),
     );
     let front_config = settings::front_config(arguments, &config);
     let metablock = Arc::new(Superblock::new(client.clone(), path, superblock_config));
@@ -233,7 +238,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         ..front_config
     };
     let kept = cache_directory.as_ref().map(|it| KeptFiles::new(it.as_path_buf(), settings::kept_limit(arguments)));
-    let context = FrontContext { small_files, records, metablock, bucket, stage: directory, kept, metadata };
+    let context = FrontContext { small_files, records, metablock, bucket, stage: directory, kept, metadata, timeout };
     let front = Arc::new(Front::new(files, &state, front_config, context));
     let resending = if environment.test_hooks.is_resending_off { Resending::Never } else { Resending::IfPossible };
     let takeover = Takeover { state: &state, supervisor: supervisor.as_ref(), resumable: &*front, resending };

@@ -9,11 +9,13 @@ mod value;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{Parser, ValueEnum};
 use mountpoint_s3_fs::fs::TimeToLive;
 use mountpoint_s3_fs::s3::{Bucket, Prefix, S3Path};
+use s3csi_core::duration;
 
 pub use environment::{
     BACKGROUND_CHILD, Environment, ErrorFormat, StoredDescriptors, SupervisorDescriptors, error_format,
@@ -217,6 +219,11 @@ pub struct Arguments {
     /// Part size of uploads [default: --part-size]
     #[arg(long, value_name = "BYTES", value_parser = value::part_size(), help_heading = RESOURCES)]
     pub write_part_size: Option<u64>,
+
+    /// How long calls wait for a store that answers nothing before they fail with EIO; never less than the S3 client library
+    /// waits, half a minute
+    #[arg(long, value_name = "TIME", default_value = "15m", value_parser = duration::parse, help_heading = RESOURCES)]
+    pub store_timeout: Duration,
 
     /// Network interface to use; may be given several times
     #[arg(long, value_name = "INTERFACE", help_heading = RESOURCES)]

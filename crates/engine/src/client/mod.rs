@@ -12,6 +12,7 @@ mod metadata;
 mod moves;
 mod raw;
 mod small_files;
+mod store_timeout;
 mod upload;
 mod values;
 mod watchdog;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures::future::{self, Either};
 use futures::{FutureExt as _, StreamExt as _, stream};
 use mountpoint_s3_client::error::{
@@ -43,6 +45,7 @@ pub use metadata::{MetadataCache, ObjectHeaders, UserMetadata};
 pub use moves::{Moves, copy_verified, encoded};
 pub use raw::{RawClient, RawConfig, RawError, RawRequest, RawResponse, Signing};
 pub use small_files::{Fetch, SmallFilePrefetch};
+pub use store_timeout::StoreTimeout;
 pub use upload::{Upload, single_params};
 pub use watchdog::{Watchdog, WatchdogLimits};
 
@@ -67,6 +70,8 @@ pub struct StoreClient<C> {
     pub metadata: Arc<MetadataCache>,
     /// Ends requests that the store keeps open.
     pub watchdog: Watchdog,
+    /// Repeats requests that the store does not answer.
+    pub timeout: StoreTimeout,
     pub listing_check: Arc<ListingCheck>,
     pub fallback: Arc<FallbackLister>,
 }
@@ -78,6 +83,15 @@ where
     /// Waits for an answer as long as the store keeps within bounds.
     async fn watched<T, E>(&self, kind: AnswerKind, answer: impl Future<Output = Answer<T, E, C>>) -> Answer<T, E, C> {
         self.watchdog.watch(kind, answer).await.unwrap_or_else(|cause| Err(internal(cause)))
+    }
+
+    /// The same for a request that may be sent more than once.
+    async fn patient<T, E, F>(&self, kind: AnswerKind, ask: impl Fn() -> F) -> Answer<T, E, C>
+    where
+        F: Future<Output = Answer<T, E, C>>,
+        E: std::error::Error + 'static,
+    {
+        self.timeout.repeat(|| self.watched(kind, ask())).await
     }
 
     /// Asks for each `ETag` that a listing lacks. An object without any stays listed, and cannot be opened.
@@ -119,8 +133,8 @@ where
         max_keys: usize,
         prefix: &str,
     ) -> Answer<ListObjectsResult, ListObjectsError, C> {
-        let ask = self.inner.list_objects(bucket, token, delimiter, max_keys, prefix);
-        let mut page = match self.watched(AnswerKind::Short, ask).await {
+        let ask = || self.inner.list_objects(bucket, token, delimiter, max_keys, prefix);
+        let mut page = match self.patient(AnswerKind::Short, ask).await {
             Err(error) if lacks_etag(&error) => {
                 let mut page = self.fallback.list(token, delimiter, max_keys, prefix).map_err(internal)?;
                 self.complete(bucket, &mut page).await;
@@ -184,7 +198,7 @@ where
             }
             self.small_files.note_waste(Instant::now(), key);
         }
-        self.watched(AnswerKind::Short, self.inner.head_object(bucket, key, params)).await
+        self.patient(AnswerKind::Short, || self.inner.head_object(bucket, key, params)).await
     }
 
     /// What HEAD would answer, from the response to a GET of the whole file, which is kept for its reader. None if that
@@ -243,7 +257,7 @@ where
     }
 
     async fn delete_object(&self, bucket: &str, key: &str) -> Answer<DeleteObjectResult, DeleteObjectError, C> {
-        self.watched(AnswerKind::Short, self.inner.delete_object(bucket, key)).await
+        self.patient(AnswerKind::Short, || self.inner.delete_object(bucket, key)).await
     }
 
     async fn copy_object(
@@ -266,7 +280,7 @@ where
         key: &str,
         params: &GetObjectParams,
     ) -> Answer<Self::GetObjectResponse, GetObjectError, C> {
-        self.watched(AnswerKind::Long, self.inner.get_object(bucket, key, params)).await
+        self.patient(AnswerKind::Long, || self.inner.get_object(bucket, key, params)).await
     }
 
     async fn list_objects(
@@ -328,7 +342,9 @@ where
         params: &PutObjectSingleParams,
         contents: impl AsRef<[u8]> + Send + 'static,
     ) -> Answer<PutObjectResult, PutObjectError, C> {
-        let put = self.watched(AnswerKind::Long, self.inner.put_object_single(bucket, key, params, contents)).await;
+        let contents = Bytes::from_owner(contents);
+        let put = || self.inner.put_object_single(bucket, key, params, contents.clone());
+        let put = self.patient(AnswerKind::Long, put).await;
         self.note_there(key);
         put
     }
@@ -341,8 +357,8 @@ where
         part_number_marker: Option<usize>,
         object_attributes: &[ObjectAttribute],
     ) -> Answer<GetObjectAttributesResult, GetObjectAttributesError, C> {
-        let ask = self.inner.get_object_attributes(bucket, key, max_parts, part_number_marker, object_attributes);
-        self.watched(AnswerKind::Short, ask).await
+        let ask = || self.inner.get_object_attributes(bucket, key, max_parts, part_number_marker, object_attributes);
+        self.patient(AnswerKind::Short, ask).await
     }
 
     async fn rename_object(

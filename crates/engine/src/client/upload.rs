@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use mountpoint_s3_client::checksums::{crc32c, crc64nvme};
 use mountpoint_s3_client::error::{ObjectClientError, PutObjectError};
 use mountpoint_s3_client::types::{
@@ -17,13 +18,14 @@ use mountpoint_s3_client::types::{
 use mountpoint_s3_client::{ObjectClient, PutObjectRequest};
 
 use super::budget::Buffer;
-use super::{Listings, MetadataCache, ObjectHeaders, StoreClient, UserMetadata};
+use super::{Listings, MetadataCache, ObjectHeaders, StoreClient, StoreTimeout, UserMetadata};
 
 /// S3's smallest part. A longer file may need a second part, and then multipart is the way; a shorter one never does.
 pub const SMALL_FILE: usize = 5 << 20;
 
 pub struct Upload<C: ObjectClient> {
     client: C,
+    timeout: StoreTimeout,
     listings: Option<Arc<Listings>>,
     metadata: Arc<MetadataCache>,
     bucket: String,
@@ -48,6 +50,7 @@ impl<C: ObjectClient> Upload<C> {
     {
         Self {
             client: store.inner.clone(),
+            timeout: store.timeout.clone(),
             listings: store.listings.clone(),
             metadata: Arc::clone(&store.metadata),
             bucket: bucket.to_owned(),
@@ -125,7 +128,9 @@ where
         }
         let sent = self.metadata.take_outgoing(&self.key);
         let params = single(with_metadata(&self.params, sent.clone()), checksum);
-        let stored = self.client.put_object_single(&self.bucket, &self.key, &params, buffer).await;
+        let content = Bytes::from_owner(buffer);
+        let put = || self.client.put_object_single(&self.bucket, &self.key, &params, content.clone());
+        let stored = self.timeout.repeat(put).await;
         if let Ok(stored) = &stored {
             let headers = ObjectHeaders::new(stored.etag.as_str(), sent.unwrap_or_default()).written_at(self.written);
             self.metadata.insert(&self.key, headers);

@@ -21,7 +21,7 @@ use mountpoint_s3_fs::fs::UploadChecksumAlgorithm;
 
 use super::FsError;
 use crate::client::{
-    ObjectHeaders, PartsDigest, RawClient, RawConfig, UserMetadata, copy_verified, encoded, single_params,
+    ObjectHeaders, PartsDigest, RawClient, RawConfig, StoreTimeout, UserMetadata, copy_verified, encoded, single_params,
 };
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -78,6 +78,7 @@ pub struct Bucket<C> {
     /// Whether the store was seen to copy an object onto itself with other metadata.
     copies_metadata: OnceLock<bool>,
     raw: Raw,
+    timeout: StoreTimeout,
 }
 
 /// A client for requests that the library has no method for, made when the first one is sent.
@@ -90,7 +91,14 @@ impl<C> Bucket<C>
 where
     C: ObjectClient + Clone + Send + Sync + 'static,
 {
-    pub fn new(client: C, name: String, prefix: String, settings: UploadSettings, raw: RawConfig) -> Self {
+    pub fn new(
+        client: C,
+        name: String,
+        prefix: String,
+        settings: UploadSettings,
+        raw: RawConfig,
+        timeout: StoreTimeout,
+    ) -> Self {
         Self {
             client,
             name,
@@ -99,6 +107,7 @@ where
             lacks_conditions: AtomicBool::new(false),
             copies_metadata: OnceLock::new(),
             raw: Raw { config: raw, client: OnceLock::new() },
+            timeout,
         }
     }
 
@@ -138,33 +147,35 @@ where
     /// Reads a part of the object with this `ETag`.
     pub fn fetch(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Vec<u8>, BucketError> {
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
-        let mut content = Vec::with_capacity(length);
         if length == 0 {
-            return Ok(content);
+            return Ok(Vec::new());
         }
         let params = GetObjectParams::new().range(Some(range)).if_match(Some(ETag::from(etag)));
         let failed_get = |error: ObjectClientError<GetObjectError, C::ClientError>| match &error {
             ObjectClientError::ServiceError(GetObjectError::PreconditionFailed(_)) => BucketError::Changed,
             error => failed("GetObject", key, error),
         };
-        block_on(async {
-            let mut response = self.client.get_object(&self.name, key, &params).await.map_err(failed_get)?;
+        let ask = || async {
+            let mut response = self.client.get_object(&self.name, key, &params).await?;
             if let Some(handle) = response.backpressure_handle() {
                 handle.increment_read_window(length);
             }
             let mut response = std::pin::pin!(response);
+            let mut content = Vec::with_capacity(length);
             while let Some(part) = response.next().await {
-                content.extend_from_slice(&part.map_err(failed_get)?.data);
+                content.extend_from_slice(&part?.data);
                 if length < content.len() {
                     break;
                 }
             }
-            if content.len() != length {
-                let reason = format!("the response has {} bytes instead of {length}", content.len());
-                return Err(BucketError::Failed { operation: "GetObject", key: key.to_owned(), reason });
-            }
             Ok(content)
-        })
+        };
+        let content = block_on(self.timeout.repeat(ask)).map_err(failed_get)?;
+        if content.len() != length {
+            let reason = format!("the response has {} bytes instead of {length}", content.len());
+            return Err(BucketError::Failed { operation: "GetObject", key: key.to_owned(), reason });
+        }
+        Ok(content)
     }
 
     /// Stores an object by one request. Answers its `ETag`.

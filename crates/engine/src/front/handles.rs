@@ -93,7 +93,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         let read = {
             let _turn = handle.order.enter(start, size.into());
-            block_on(self.files.read(handle.inode, handle.inner, offset, size, flags, lock_owner))
+            let ask = || self.files.read(handle.inode, handle.inner, offset, size, flags, lock_owner);
+            block_on(self.timeout.repeat(ask))
         };
         match read {
             Ok(data) => Ok(match &handle.reader {

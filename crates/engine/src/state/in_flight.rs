@@ -68,6 +68,12 @@ impl State {
         InFlightGuard { state: self, note }
     }
 
+    /// Lets the supervisor see progress while requests wait for the store.
+    pub fn note_waiting(&self) {
+        self.head().begun.fetch_add(1, Ordering::Relaxed);
+        self.head().done.fetch_add(1, Ordering::Release);
+    }
+
     /// What the previous engine was working on when it died; it is forgotten now.
     pub fn take_in_flight(&self) -> Vec<InFlight> {
         self.head().done.store(self.head().begun.load(Ordering::Acquire), Ordering::Release);

@@ -16,11 +16,11 @@ use crate::world::{
 /// Beside the one that all other volumes use.
 const ENDPOINT: &str = "http://10.200.0.1:7071";
 
-/// Files that are read for the first time while the store stalls.
-const WAITING_READERS: usize = 20;
+/// Files that each Pod reads for the first time while the store stalls: 42 readers, more than an engine has threads.
+const WAITING_READERS: usize = 14;
 
 /// In every run; `make soak` has more time.
-const STALL: Duration = Duration::from_mins(1);
+const STALL: Duration = Duration::from_mins(2);
 
 /// An S3 server with the same buckets, for one test that stops it.
 struct SecondStore {
@@ -68,12 +68,13 @@ fn a_store_that_stalls_is_waited_for() {
     for number in 1..=WAITING_READERS {
         CLUSTER.put_object("stalled", &format!("file-{number}"), &format!("{number}\n")).unwrap();
     }
-    let readers = ["stalled-1", "stalled-2"]
-        .map(|it| SteadyWorkload::of(Workload::new(it, "stalled").on(NODE), "stalled", SteadyAccess::Read));
+    let [read, write] = [SteadyAccess::Read, SteadyAccess::CreateAndAppend];
+    let readers = [("stalled-1", read), ("stalled-2", read), ("stalled-3", write)]
+        .map(|(name, access)| SteadyWorkload::of(Workload::new(name, "stalled").on(NODE), "stalled", access));
     let source = one_mountpoint_pod("stalled");
     let found = || mounts(NODE, &format!("/mnt/{source} "));
     let (before, server) = (found(), wait_for_serving_pod("stalled"));
-    assert_eq!(before.len(), 1, "both share one source");
+    assert_eq!(before.len(), 1, "all share one source");
 
     store.signal("-STOP");
     let begun = Instant::now();

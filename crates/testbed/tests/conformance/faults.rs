@@ -2,10 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use s3csi_s3_server::{Config, Effect, Fault, S3Operation, S3Server};
+use s3csi_testbed::engine::EngineMount;
+use s3csi_testbed::wait::wait_for;
 
 use crate::world::{World, check_errno, in_process_with, noise};
 
@@ -113,10 +117,53 @@ fn a_frozen_answer_is_waited_for() {
     let mount = world.mount();
     let fault = world.store.inject(Fault::new(Effect::Frozen).operation(S3Operation::GetObject));
     let path = mount.path("file");
-    let reader = std::thread::spawn(move || fs::read(path));
-    s3csi_testbed::wait::wait_for("the read has reached the server", || 0 < fault.hits());
+    let reader = thread::spawn(move || fs::read(path));
+    wait_for("the read has reached the server", || 0 < fault.hits());
     assert!(!reader.is_finished());
     fault.release();
     assert_eq!(reader.join().unwrap().unwrap(), b"content");
+    mount.unmount();
+}
+
+/// An engine that gives each request without an answer up after a second, sooner than in real life.
+fn mount_impatient<'a>(world: &'a World<S3Server>, store_timeout: &str) -> EngineMount<'a> {
+    let engine = world.engine().writable().argument(format!("--store-timeout={store_timeout}"));
+    engine.environment("S3CSI_ENGINE_TRIALS", "longest-answer=1").mount()
+}
+
+/// Calls that wait for the store are repeated until it answers, and succeed then.
+#[track_caller]
+fn check_waits<T: 'static>(operation: S3Operation, call: fn(&Path) -> io::Result<T>) {
+    let world = world("silent");
+    world.put("file", b"content");
+    let mount = mount_impatient(&world, "10m");
+    let fault = world.store.inject(Fault::new(Effect::Frozen).operation(operation));
+    let directory = mount.directory().to_owned();
+    let caller = thread::spawn(move || call(&directory).map(drop));
+    wait_for("the request was repeated", || 2 < fault.hits());
+    assert!(!caller.is_finished(), "{operation:?}: the call did not wait");
+    fault.release();
+    caller.join().unwrap().unwrap();
+    mount.unmount();
+}
+
+#[test]
+fn calls_wait_for_a_store_that_answers_nothing() {
+    check_waits(S3Operation::HeadObject, |it| fs::read(it.join("file")));
+    check_waits(S3Operation::ListObjectsV2, |it| fs::read_dir(it)?.collect::<io::Result<Vec<_>>>());
+    check_waits(S3Operation::DeleteObject, |it| fs::remove_file(it.join("file")));
+}
+
+#[test]
+fn calls_fail_when_the_store_timeout_is_over() {
+    let world = world("silent-for-long");
+    world.put("file", b"content");
+    let mount = mount_impatient(&world, "2s");
+    let fault = world.store.inject(Fault::new(Effect::Frozen));
+    check_errno(fs::read(mount.path("file")), &[Errno::IO]);
+    let process = mount.process().unwrap();
+    wait_for("the log says so", || process.log_contains("the store does not answer"));
+    fault.release();
+    wait_for("the store is used again", || fs::read(mount.path("file")).is_ok_and(|it| it == b"content"));
     mount.unmount();
 }

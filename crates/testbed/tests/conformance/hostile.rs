@@ -31,6 +31,7 @@ fn world(rule: &str) -> World<S3Server> {
 
 fn mount(world: &World<S3Server>) -> EngineMount<'_> {
     let engine = world.engine().writable().argument(format!("--memory-target={MEMORY_TARGET}"));
+    let engine = engine.argument("--store-timeout=1s");
     engine.environment("S3CSI_ENGINE_TRIALS", LONGEST_ANSWER).mount()
 }
 
