@@ -28,7 +28,7 @@ enum Benchmark {
     /// How long a Pod takes to run with a volume and without one, in a cluster.
     Start(RunArgs),
     /// Throughput, small files and listings, beside s3fs and rclone.
-    Data(RunArgs),
+    Data(DataArgs),
     /// The pause when an engine dies, against the engine's own start; our FUSE front against the library's.
     Resume(RunArgs),
 }
@@ -46,6 +46,15 @@ struct RunArgs {
     output: Option<PathBuf>,
 }
 
+#[derive(Args)]
+struct DataArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    /// Only rows whose title contains this, such as "directly, random"; the figures are printed and not written.
+    #[arg(long, value_name = "TEXT", conflicts_with = "output")]
+    only: Option<String>,
+}
+
 impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         match self.benchmark {
@@ -54,7 +63,9 @@ impl Cli {
             Benchmark::Pod(it) => run("pod", &it.options(), pod::measure),
             Benchmark::Controller(it) => run("controller", &it.options(), controller::measure),
             Benchmark::Start(it) => run("start", &it.options(), start::measure),
-            Benchmark::Data(it) => run("data", &it.options(), data::measure),
+            Benchmark::Data(DataArgs { run: it, only }) => {
+                run("data", &Options { only, ..it.options() }, data::measure)
+            }
             Benchmark::Resume(it) => run("resume", &it.options(), resume::measure),
         }
     }
@@ -65,6 +76,6 @@ impl RunArgs {
         // No `..`: a flag without a use does not compile.
         let Self { quick, repetitions, output } = self;
         let thoroughness = if quick { Thoroughness::Quick } else { Thoroughness::Full };
-        Options { thoroughness, repetitions: repetitions.map(usize::from), output }
+        Options { thoroughness, repetitions: repetitions.map(usize::from), only: None, output }
     }
 }

@@ -100,7 +100,7 @@ pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> any
             Network::Delayed => proxy.endpoint(),
         };
         let run = Run { fixture, ground: &ground, endpoint, network, sizes: network.sizes(options.thoroughness) };
-        run.all(repetitions, &mut results, progress);
+        run.all(repetitions, options.only.as_deref().unwrap_or_default(), &mut results, progress);
         tables.push(results.describe(&run, round_trip(&run.endpoint)?));
     }
     let (tables, verdicts, noise) = (tables.join("\n"), results.verdicts(), results.noise());
@@ -143,8 +143,9 @@ struct Cell {
 }
 
 impl Run<'_> {
-    fn all(&self, repetitions: usize, results: &mut Results, progress: &Progress) {
-        for test in self.network.measurements() {
+    fn all(&self, repetitions: usize, only: &str, results: &mut Results, progress: &Progress) {
+        let title = |test: Measurement| format!("{}, {}", self.network.title(), test.title(&self.sizes));
+        for test in self.network.measurements().filter(|it| title(*it).contains(only)) {
             for repetition in 0..repetitions {
                 let mut clients = S3FileSystem::ALL;
                 // No client always runs right after the slowest.
@@ -157,8 +158,7 @@ impl Run<'_> {
                     let cell = results.cells.get(&(self.network, test, it.word()));
                     format!("{} {}", it.word(), figure_or_dash(cell.and_then(|it| it.figures.median())))
                 });
-                let title = test.title(&self.sizes);
-                progress.say(&format!("{}, {title}: {}", self.network.title(), figures.join(", ")));
+                progress.say(&format!("{}: {}", title(test), figures.join(", ")));
             }
         }
     }

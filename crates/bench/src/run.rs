@@ -21,6 +21,8 @@ pub struct Options {
     pub thoroughness: Thoroughness,
     /// How often everything is measured, if not as often as the thoroughness says.
     pub repetitions: Option<usize>,
+    /// Measure only rows whose title contains this.
+    pub only: Option<String>,
     /// The document to write the figures to; without one they are only printed.
     pub output: Option<PathBuf>,
 }
