@@ -18,8 +18,8 @@ use s3csi_handoff::core_dumps;
 
 use crate::cli::{Arguments, Environment};
 use crate::client::{
-    FallbackLister, MemoryBudget, MetadataCache, Moves, SmallFilePrefetch, StoreClient, StoreTimeout, Watchdog,
-    WatchdogLimits,
+    ClientUsage, FallbackLister, MemoryBudget, MetadataCache, Moves, SmallFilePrefetch, StoreClient, StoreTimeout,
+    Watchdog, WatchdogLimits,
 };
 use crate::connect::{self, BucketCheck, S3ClientError};
 use crate::front::{
@@ -186,6 +186,8 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let timeout = StoreTimeout::new(arguments.store_timeout, move || waiting.note_waiting());
     let client = StoreClient {
         inner: connected.client,
+        usage: ClientUsage::Names,
+        order: settings::listing_order(personality),
         moves: Arc::new(moves),
         buffers: MemoryBudget::within_target(connected.memory_target),
         small_files: Arc::clone(&small_files),
@@ -204,7 +206,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let records = Arc::new(HandleRecords::default());
     let superblock_config = SuperblockConfig { cache_config: config.cache_config.clone(), s3_personality: personality };
     let bucket = Bucket::new(
-        client.clone(),
+        StoreClient { usage: ClientUsage::Objects, ..client.clone() },
         path.bucket.to_string(),
         path.prefix.to_string(),
         settings::upload_settings(arguments, &config),

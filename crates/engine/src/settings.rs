@@ -11,7 +11,7 @@ use mountpoint_s3_fs::s3::{S3Path, S3Personality};
 use mountpoint_s3_fs::{S3FilesystemConfig, ServerSideEncryption};
 
 use crate::cli::{Arguments, BucketType, Environment, MetadataStrategy, RenameMode, UploadChecksums, WriteStrategy};
-use crate::client::{LISTING_BELIEVED, Listings, Moves, RawConfig, Signing};
+use crate::client::{LISTING_BELIEVED, ListingOrder, Listings, Moves, RawConfig, Signing};
 use crate::front::{
     AfterRename, CommitPoint, DefaultAttributes, FrontConfig, KeptLimit, Lifetime, MetadataMode, Overrides,
     StageDirectory, UploadSettings, Writes,
@@ -36,6 +36,10 @@ pub fn moves(mode: RenameMode, personality: S3Personality) -> Moves {
         RenameMode::Auto if personality.supports_rename_object() => Moves::Native,
         RenameMode::Auto | RenameMode::Copy => Moves::by_copy(),
     }
+}
+
+pub fn listing_order(personality: S3Personality) -> ListingOrder {
+    if personality.is_list_ordered() { ListingOrder::ByKey } else { ListingOrder::Any }
 }
 
 /// What was looked at a moment ago is not asked again. The kernel looks a name up and opens or creates it right after, and the

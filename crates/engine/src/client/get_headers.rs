@@ -71,7 +71,9 @@ impl ObjectSummary {
     /// From the headers of a response with a part of the object, by lower-case name. None if something is missing, or if the
     /// object may have to be restored before it is read: HEAD tells more.
     pub fn parse(header: impl Fn(&str) -> Option<String>) -> Option<Self> {
-        if header("x-amz-storage-class").is_some() || header("x-amz-restore").is_some() {
+        // Some stores name the usual class, too.
+        let has_other_class = header("x-amz-storage-class").is_some_and(|it| it != "STANDARD");
+        if has_other_class || header("x-amz-restore").is_some() {
             return None;
         }
         // A store may send the whole object, without a range, if the range contains it.
@@ -129,6 +131,7 @@ mod tests {
         assert_eq!(parse(&[("content-range", ""), ("content-length", "3")]), Some(attributes("\"1\"")));
         assert_eq!(parse(&[("content-range", "bytes 0-2/*")]), None);
         assert_eq!(parse(&[("last-modified", "yesterday")]), None);
+        assert_eq!(parse(&[("x-amz-storage-class", "STANDARD")]), Some(attributes("\"1\"")));
         assert_eq!(parse(&[("x-amz-storage-class", "GLACIER")]), None);
         assert_eq!(parse(&[("x-amz-restore", "ongoing-request=\"true\"")]), None);
     }

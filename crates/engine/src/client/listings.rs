@@ -15,6 +15,7 @@ use futures::future::{BoxFuture, Shared};
 use mountpoint_s3_client::ObjectClient;
 use parking_lot::{Mutex, MutexGuard};
 
+use super::first_pages::FirstPages;
 use super::watchdog::{AnswerKind, Watchdog};
 
 /// From when it was sent on. What is not there is then noted by the file system for the rest of a tenth of a second, which is for how
@@ -45,6 +46,8 @@ pub type Names = Shared<BoxFuture<'static, Option<Arc<HashSet<String>>>>>;
 #[derive(Default)]
 pub struct Listings {
     seen: Mutex<Seen>,
+    /// Of directories that are looked up to be listed.
+    pub first_pages: FirstPages,
 }
 
 #[derive(Default)]
@@ -158,6 +161,7 @@ impl Listings {
     /// Notes that this object was stored by us, or may have been.
     pub fn stored(&self, now: Instant, key: &str) {
         self.note_there(key);
+        self.first_pages.forget(key);
         let name = directory(key);
         let directories = &mut self.lock().directories;
         if !directories.contains_key(name) && MOST_DIRECTORIES <= directories.len() {

@@ -158,6 +158,11 @@ impl MetadataCache {
         is_due
     }
 
+    /// A listing has shown that this directory has no marker: there is nothing to ask.
+    pub fn note_missing_marker(&self, key: &str) {
+        self.state.lock().note_marker(key);
+    }
+
     /// Whether no object in the directory of this key was asked about yet.
     pub fn is_first_beside(&self, key: &str) -> bool {
         !self.state.lock().directories.contains_key(directory(key))

@@ -4,6 +4,7 @@
 mod budget;
 mod digest;
 mod fallback;
+mod first_pages;
 mod get_headers;
 mod listing_check;
 mod listing_xml;
@@ -49,16 +50,35 @@ pub use store_timeout::StoreTimeout;
 pub use upload::{Upload, single_params};
 pub use watchdog::{Watchdog, WatchdogLimits};
 
+use first_pages::{FirstPage, ReceivedPage};
 use small_files::SmallFile;
 use watchdog::AnswerKind;
 
 /// How many objects of a page without `ETag` are asked about at once.
 const COMPLETED_AT_ONCE: usize = 16;
 
+/// Who uses a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientUsage {
+    /// A file system that looks names up: a directory hides an object of the same name.
+    Names,
+    /// Code that knows which object it means.
+    Objects,
+}
+
+/// In which order a store lists keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListingOrder {
+    ByKey,
+    Any,
+}
+
 /// A client for any S3-compatible store.
 #[derive(Clone)]
 pub struct StoreClient<C> {
     pub inner: C,
+    pub usage: ClientUsage,
+    pub order: ListingOrder,
     pub moves: Arc<Moves>,
     /// Memory for small files until they are complete.
     pub buffers: Arc<MemoryBudget>,
@@ -133,6 +153,24 @@ where
         max_keys: usize,
         prefix: &str,
     ) -> Answer<ListObjectsResult, ListObjectsError, C> {
+        let mut page = self.fetch_page(bucket, token, delimiter, max_keys, prefix).await?;
+        // One name is requested to see whether there is any, and never the next page.
+        if 1 < max_keys {
+            remove_marker(prefix, delimiter, &mut page);
+            self.listing_check.check(token, &page).map_err(internal)?;
+        }
+        Ok(page)
+    }
+
+    /// A page as the store has it, without what does not belong there.
+    async fn fetch_page(
+        &self,
+        bucket: &str,
+        token: Option<&str>,
+        delimiter: &str,
+        max_keys: usize,
+        prefix: &str,
+    ) -> Answer<ListObjectsResult, ListObjectsError, C> {
         let ask = || self.inner.list_objects(bucket, token, delimiter, max_keys, prefix);
         let mut page = match self.patient(AnswerKind::Short, ask).await {
             Err(error) if lacks_etag(&error) => {
@@ -143,13 +181,41 @@ where
             answer => answer?,
         };
         listing_check::remove_foreign(prefix, delimiter, &mut page);
-        // One name is requested to see whether there is any, and never the next page.
-        if 1 < max_keys {
-            // The marker of the directory itself, of whose empty name the file system would warn at each listing.
-            page.objects.retain(|it| delimiter.is_empty() || it.key != prefix);
-            self.listing_check.check(token, &page).map_err(internal)?;
+        let is_first = token.is_none() && delimiter == "/" && prefix.ends_with('/');
+        let is_whole = page.next_continuation_token.is_none() || self.order == ListingOrder::ByKey;
+        // A marker has the shortest key.
+        if is_first && is_whole && page.objects.iter().all(|it| it.key != prefix) {
+            self.metadata.note_missing_marker(prefix);
         }
         Ok(page)
+    }
+
+    /// The first page of names in a directory that is looked up, if it will probably be listed right after.
+    fn expected_page(&self, bucket: &str, directory: &str) -> Option<FirstPage> {
+        if self.usage == ClientUsage::Objects {
+            return None;
+        }
+        self.listings.as_ref()?.first_pages.page(Instant::now(), directory, || {
+            let (store, bucket, directory) = (self.clone(), bucket.to_owned(), directory.to_owned());
+            async move { store.first_page(&bucket, &directory).await }.boxed().shared()
+        })
+    }
+
+    async fn first_page(&self, bucket: &str, directory: &str) -> Option<Arc<ReceivedPage>> {
+        let mut page = self.fetch_page(bucket, None, "/", first_pages::PAGE, directory).await.ok()?;
+        let marker = page.objects.iter().find(|it| it.key == directory).cloned();
+        remove_marker(directory, "/", &mut page);
+        let is_empty = page.objects.is_empty() && page.common_prefixes.is_empty();
+        if is_empty && page.next_continuation_token.is_some() {
+            return None;
+        }
+        self.listing_check.check(None, &page).ok()?;
+        Some(Arc::new(ReceivedPage { page, marker, received: Instant::now() }))
+    }
+
+    /// Whether there is a directory, if its first page of names tells.
+    async fn look_by_listing(&self, bucket: &str, directory: &str) -> Option<Arc<ReceivedPage>> {
+        self.expected_page(bucket, directory)?.await
     }
 
     /// The answer "absent" if a listing knows better or earlier than the server, else the server's.
@@ -177,6 +243,14 @@ where
             listings.keep(Instant::now(), directory, names.clone());
             // Polling once sends the request; later lookups wait for the answer.
             let _ = names.now_or_never();
+        }
+    }
+
+    /// An object was changed by us, or may have been.
+    fn note_changed(&self, key: &str) {
+        if let Some(listings) = &self.listings {
+            listings.note_there(key);
+            listings.first_pages.forget(key);
         }
     }
 
@@ -225,6 +299,11 @@ where
 
 type Answer<T, E, C> = ObjectClientResult<T, E, <C as ObjectClient>::ClientError>;
 
+/// Removes the marker of the directory itself, of whose empty name the file system would warn at each listing.
+fn remove_marker(prefix: &str, delimiter: &str, page: &mut ListObjectsResult) {
+    page.objects.retain(|it| delimiter.is_empty() || it.key != prefix);
+}
+
 /// Input/output error for the application, and the cause in the log.
 fn internal<E>(cause: impl std::error::Error + Send + Sync + 'static) -> ObjectClientError<E, S3RequestError> {
     ObjectClientError::ClientError(S3RequestError::InternalError(Box::new(cause)))
@@ -257,7 +336,11 @@ where
     }
 
     async fn delete_object(&self, bucket: &str, key: &str) -> Answer<DeleteObjectResult, DeleteObjectError, C> {
-        self.patient(AnswerKind::Short, || self.inner.delete_object(bucket, key)).await
+        let deleted = self.patient(AnswerKind::Short, || self.inner.delete_object(bucket, key)).await;
+        if let Some(listings) = &self.listings {
+            listings.first_pages.forget(key);
+        }
+        deleted
     }
 
     async fn copy_object(
@@ -270,7 +353,7 @@ where
     ) -> Answer<CopyObjectResult, CopyObjectError, C> {
         let copy = self.inner.copy_object(source_bucket, source_key, destination_bucket, destination_key, params);
         let copied = self.watched(AnswerKind::Long, copy).await;
-        self.note_there(destination_key);
+        self.note_changed(destination_key);
         copied
     }
 
@@ -292,10 +375,22 @@ where
         prefix: &str,
     ) -> Answer<ListObjectsResult, ListObjectsError, C> {
         let ask = self.page(bucket, continuation_token, delimiter, max_keys, prefix);
+        let is_first = continuation_token.is_none() && delimiter == "/" && prefix.ends_with('/');
         // This is how the file system looks for a directory.
-        let is_look = max_keys == 1 && continuation_token.is_none() && delimiter == "/" && prefix.ends_with('/');
-        if is_look {
+        if is_first && max_keys == 1 {
+            let ask = async {
+                match self.look_by_listing(bucket, prefix).await {
+                    Some(found) => Ok(found.one_name()),
+                    None => ask.await,
+                }
+            };
             return self.unless_absent(prefix, || Ok(values::nothing_listed()), ask).await;
+        }
+        if is_first
+            && let Some(requested) = self.listings.as_ref().and_then(|it| it.first_pages.listed(Instant::now(), prefix))
+            && let Some(found) = requested.await
+        {
+            return Ok(found.whole());
         }
         let page = ask.await;
         if let Some(listings) = &self.listings {
@@ -313,6 +408,11 @@ where
         let absent = || Err(ObjectClientError::ServiceError(HeadObjectError::NotFound));
         let mut took = None;
         let ask = async {
+            // A directory hides an object of the same name.
+            let directory = format!("{key}/");
+            if self.look_by_listing(bucket, &directory).await.is_some_and(|it| it.is_directory()) {
+                return absent();
+            }
             let start = Instant::now();
             let found = self.look_at_object(bucket, key, params).await;
             took = Some(start.elapsed());
@@ -345,7 +445,7 @@ where
         let contents = Bytes::from_owner(contents);
         let put = || self.inner.put_object_single(bucket, key, params, contents.clone());
         let put = self.patient(AnswerKind::Long, put).await;
-        self.note_there(key);
+        self.note_changed(key);
         put
     }
 
@@ -376,7 +476,8 @@ where
                 .map(|()| values::moved()),
             Moves::Refused => Err(ObjectClientError::ServiceError(RenameObjectError::NotImplementedError)),
         };
-        self.note_there(destination_key);
+        self.note_changed(source_key);
+        self.note_changed(destination_key);
         renamed
     }
 }

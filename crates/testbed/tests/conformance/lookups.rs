@@ -1,6 +1,7 @@
 //! How often the server is asked when many files of one directory are used, and what that means for changes by others.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use s3csi_s3_server::{Config, Effect, Fault, S3Operation, S3Server};
@@ -66,6 +67,42 @@ fn a_small_file_that_is_read_after_others_costs_no_look_at_the_object() {
     assert!(heads < FILES / 4 && gets <= FILES + 2, "{heads} looks at objects, {gets} reads for {FILES} files");
     let modified = fs::metadata(mount.path("many/7")).unwrap().modified().unwrap();
     assert!(modified.elapsed().is_ok_and(|it| it < SOON * 10), "not the time of the object");
+    mount.unmount();
+}
+
+/// Names beneath a directory, as find(1) finds them.
+fn walk(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        found.push(entry.path());
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(walk(&entry.path()));
+        }
+    }
+    found
+}
+
+#[test]
+fn a_directory_that_is_listed_after_others_costs_one_request() {
+    let world = distant("tree");
+    for name in 0..FILES {
+        world.put(&format!("tree/{name}/file"), b"content");
+        world.put(&format!("tree/{name}/deeper/file"), b"content");
+    }
+    // A directory hides a file, also where its marker is all there is of it.
+    world.put("tree/hidden", b"hidden");
+    world.put("tree/hidden/", b"");
+    let mount = world.mount();
+    world.store.forget_requests();
+    assert_eq!(walk(&mount.path("tree")).len(), FILES * 4 + 1);
+    let directories = 2 * FILES + 2;
+    let [heads, lists] = looks(&world);
+    // The first file of each directory is looked at: does it have metadata?
+    let most = directories * 3 / 2;
+    assert!(heads < most && lists < most, "{heads} looks at objects, {lists} lists for {directories} directories");
+    assert!(fs::metadata(mount.path("tree/hidden")).unwrap().is_dir());
+    fs::write(mount.path("tree/7/new"), "new").unwrap();
+    assert!(walk(&mount.path("tree")).contains(&mount.path("tree/7/new")));
     mount.unmount();
 }
 

@@ -182,9 +182,12 @@ impl CacheFile {
 
 impl Pages {
     fn contains(&self, range: &Range<u64>) -> bool {
-        (range.start / PAGE..range.end.div_ceil(PAGE)).all(|page| {
-            let (byte, bit) = place(page % PAGES);
-            self.blocks.get(&(page / PAGES)).is_some_and(|set| set[byte] & bit != 0)
+        (range.start / BLOCK..range.end.div_ceil(BLOCK)).all(|block| {
+            let start = block * BLOCK;
+            let first = range.start.saturating_sub(start) / PAGE;
+            let last = (range.end - start).div_ceil(PAGE).min(PAGES);
+            let has_all = |set: &PageSet| (first..last).map(place).all(|(byte, bit)| set[byte] & bit != 0);
+            self.blocks.get(&block).is_some_and(has_all)
         })
     }
 }
