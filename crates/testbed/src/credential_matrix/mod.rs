@@ -97,3 +97,29 @@ impl<'a> CredentialWorld<'a> for World<'a> {
         Self::check_nothing_left(self);
     }
 }
+
+/// A test for each source of keys, in the module where it is called. `check` and `check_authority` get the source.
+#[macro_export]
+macro_rules! credential_matrix_tests {
+    ($check:expr, $check_authority:expr) => {
+        $crate::credential_matrix_tests! {
+            $check;
+            secret: Secret, driver_secret: DriverSecret, profile: Profile, instance_profile: InstanceProfile,
+            web_identity: WebIdentity, container: Container, pod_identity: PodIdentity,
+        }
+        $crate::credential_matrix_tests! {
+            $check_authority;
+            private_certificate_authority_of_web_identity: WebIdentity,
+            private_certificate_authority_of_pod_identity: PodIdentity,
+        }
+    };
+    ($check:expr; $($name:ident: $source:ident,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let check: fn($crate::credential_matrix::KeySource) = $check;
+                check($crate::credential_matrix::KeySource::$source);
+            }
+        )*
+    };
+}

@@ -21,47 +21,4 @@ fn check_authority(source: KeySource) {
     check_private_authority(&mut prepare(&fixture), &fixture, source);
 }
 
-#[test]
-fn secret() {
-    check(KeySource::Secret);
-}
-
-#[test]
-fn driver_secret() {
-    check(KeySource::DriverSecret);
-}
-
-#[test]
-fn profile() {
-    check(KeySource::Profile);
-}
-
-#[test]
-fn instance_profile() {
-    check(KeySource::InstanceProfile);
-}
-
-#[test]
-fn web_identity() {
-    check(KeySource::WebIdentity);
-}
-
-#[test]
-fn container() {
-    check(KeySource::Container);
-}
-
-#[test]
-fn pod_identity() {
-    check(KeySource::PodIdentity);
-}
-
-#[test]
-fn private_certificate_authority_of_web_identity() {
-    check_authority(KeySource::WebIdentity);
-}
-
-#[test]
-fn private_certificate_authority_of_pod_identity() {
-    check_authority(KeySource::PodIdentity);
-}
+s3csi_testbed::credential_matrix_tests!(check, check_authority);
