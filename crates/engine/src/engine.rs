@@ -30,7 +30,7 @@ use crate::session::{
     self, AllowedUsers, MountError, MountOptions, Resending, SessionError, Supervisor, SupervisorError, Takeover,
 };
 use crate::state::{MountedSource, Start, State, StateError};
-use crate::trust::TrustFile;
+use crate::trust::{TlsUse, TrustFile};
 use crate::{background, logging, pid_file, settings};
 
 #[derive(Debug, thiserror::Error)]
@@ -150,7 +150,8 @@ impl EngineError {
 pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), EngineError> {
     let connection_errors = logging::start(arguments, environment).map_err(EngineError::Logging)?;
     let _metrics = metrics::install(metrics_config(arguments)).map_err(|cause| EngineError::Metrics { cause })?;
-    let trusted = TrustFile::new(arguments.ca_bundle.as_deref(), environment.additional_ca_bundle.as_deref())
+    let additional = environment.additional_ca_bundle.as_deref();
+    let trusted = TrustFile::new(arguments.ca_bundle.as_deref(), additional, TlsUse::of(arguments, environment))
         .map_err(|cause| EngineError::Certificates { cause })?;
     let with_trusted = trusted.as_ref().map(|it| Arguments { ca_bundle: Some(it.path()), ..arguments.clone() });
     let arguments = with_trusted.as_ref().unwrap_or(arguments);

@@ -16,6 +16,8 @@ const NUMBERS_OF_THE_LIBRARY: [&str; 3] = [
     "UNSTABLE_CRT_EVENTLOOP_THREADS",
 ];
 
+const PROXY_VARIABLES: [&str; 4] = ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"];
+
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
     /// Where to write our process id once the mount works.
@@ -42,6 +44,12 @@ pub struct Environment {
     pub stored: Option<StoredDescriptors>,
     /// The file that the keys are in.
     pub keys: Option<PathBuf>,
+    /// The file that says how a profile gets its keys.
+    pub profiles: Option<PathBuf>,
+    /// The keys are in the environment itself.
+    pub has_keys: bool,
+    /// Requests may be sent through a proxy.
+    pub has_proxy: bool,
     /// A file with certificates that are trusted in addition to others. It need not exist.
     pub additional_ca_bundle: Option<PathBuf>,
     /// Threads of the S3 client library's event loop, if not as many as it chooses.
@@ -129,6 +137,9 @@ impl Environment {
             manager: set("NOTIFY_SOCKET").map(|it| ServiceManager::at(it.into())),
             stored: stored(),
             keys: set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from),
+            profiles: set("AWS_CONFIG_FILE").map(PathBuf::from),
+            has_keys: ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].into_iter().all(|it| set(it).is_some()),
+            has_proxy: PROXY_VARIABLES.into_iter().any(|it| set(it).is_some()),
             additional_ca_bundle: set(CA_BUNDLE_VARIABLE).map(PathBuf::from),
             event_loop_threads: text("UNSTABLE_CRT_EVENTLOOP_THREADS").and_then(|it| it.parse().ok()),
             temporary_directory: set("TMPDIR").map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from),
