@@ -76,6 +76,31 @@ fn each_block_is_fetched_once() {
 }
 
 #[test]
+fn the_rest_of_a_file_that_is_read_all_over_is_fetched_meanwhile() {
+    let world = world("random-fill");
+    let content = noise(1, SIZE);
+    world.put("file", &content);
+    let mount = world.mount();
+    let file = File::open(mount.path("file")).unwrap();
+    // One page of each of two thirds of the blocks, from the end on.
+    let pages = (0..BLOCKS * 2 / 3 + 1).map(|it| (BLOCKS - 1 - it) * BLOCK / PAGE);
+    read(&file, &content, pages).unwrap();
+    let served = || world.store.count(S3Operation::GetObject);
+    // All blocks are in the file when a store that answers nothing is not asked any more.
+    wait_for("the rest is fetched", || {
+        let before = served();
+        drop_pages(&file);
+        read(&file, &content, jumps(2, 300)).unwrap();
+        served() == before
+    });
+    let _fault = world.store.inject(Fault::new(Effect::Frozen).operation(S3Operation::GetObject));
+    drop_pages(&file);
+    read(&file, &content, jumps(3, 600)).unwrap();
+    drop(file);
+    mount.unmount();
+}
+
+#[test]
 fn many_readers_share_the_blocks_with_one_thread_and_with_many() {
     for threads in ["1", "16"] {
         let world = world("random-many");
@@ -183,7 +208,8 @@ fn short_failures_are_not_seen_and_long_ones_are_errors() {
         let file = File::open(mount.path("file")).unwrap();
         drop_pages(&file);
         let fault = world.store.inject(gets(effect).times(2));
-        read(&file, &content, jumps(16, 30)).unwrap();
+        // Too few for the rest of the file to be fetched, too, beyond the end of this handle.
+        read(&file, &content, jumps(16, 12)).unwrap();
         assert!(0 < fault.hits(), "{effect:?}: never met");
     }
     let file = File::open(mount.path("file")).unwrap();

@@ -111,6 +111,16 @@ impl CacheFile {
         Some(bytes)
     }
 
+    /// From the first to the last block of a part that is not there as a whole.
+    pub fn missing(&self, part: &Range<u64>) -> Range<u64> {
+        let pages = self.pages.read();
+        let blocks =
+            (part.start / BLOCK..part.end.div_ceil(BLOCK)).map(|it| it * BLOCK..part.end.min((it + 1) * BLOCK));
+        let mut missing = blocks.filter(|it| !pages.contains(it));
+        let Some(first) = missing.next() else { return part.end..part.end };
+        first.start..missing.last().unwrap_or(first).end
+    }
+
     /// Keeps a part of the object, as far as it consists of whole pages. Answers how many bytes are there that were not.
     pub fn write(&self, start: u64, data: &[u8]) -> io::Result<u64> {
         let end = start.saturating_add(data.len() as u64).min(self.size);
@@ -259,7 +269,13 @@ mod tests {
     #[test]
     fn removed_blocks_are_not_read_and_can_be_written_again() {
         let cache = empty(3 * BLOCK);
-        cache.write(0, &content(0..3 * BLOCK)).unwrap();
+        let all = 0..3 * BLOCK;
+        cache.write(BLOCK, &content(BLOCK..2 * BLOCK)).unwrap();
+        assert_eq!((cache.missing(&all), cache.missing(&(BLOCK..2 * BLOCK)).is_empty()), (all.clone(), true));
+        cache.write(2 * BLOCK, &content(2 * BLOCK..3 * BLOCK)).unwrap();
+        assert_eq!(cache.missing(&all), 0..BLOCK);
+        cache.write(0, &content(all.clone())).unwrap();
+        assert!(cache.missing(&all).is_empty());
         assert_eq!(cache.remove_block(), BLOCK);
         assert_eq!(cache.read(&(0..PAGE)), None);
         assert_eq!(cache.read(&(BLOCK..3 * BLOCK)), Some(content(BLOCK..3 * BLOCK)));

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use super::ObjectVersion;
 use super::cache_file::CacheFile;
+use super::fill::FillProgress;
 use super::kept_files::KeptFiles;
 use crate::front::bucket::BucketError;
 use crate::front::staged::StageDirectory;
@@ -44,6 +45,7 @@ pub struct CachedObject {
     bytes: AtomicU64,
     /// Until they are in the file.
     fetching: Mutex<HashMap<u64, FetchedBlock>>,
+    pub fill: FillProgress,
     objects: Arc<CachedObjects>,
 }
 
@@ -101,6 +103,7 @@ impl CachedObjects {
             bytes: AtomicU64::new(file.as_ref().map_or(0, CacheFile::bytes)),
             file,
             fetching: Mutex::default(),
+            fill: FillProgress::default(),
             objects: Arc::clone(self),
         });
         open.by_name.insert(name, (object.id, Arc::downgrade(&object)));
@@ -165,6 +168,11 @@ impl CachedObject {
     /// A part of the object, if all of it is in the file.
     pub fn read(&self, range: &Range<u64>) -> Option<Vec<u8>> {
         self.file.as_ref()?.read(range)
+    }
+
+    /// What is missing of a part that begins with a block. Nothing is if there is no file.
+    pub fn missing(&self, part: &Range<u64>) -> Range<u64> {
+        self.file.as_ref().map_or(part.end..part.end, |it| it.missing(part))
     }
 
     /// Keeps a part of the object in the file. Answers whether it is there.

@@ -9,6 +9,7 @@
 
 mod cache_file;
 mod cached_object;
+mod fill;
 mod kept_files;
 mod permits;
 mod read_pattern;
@@ -110,7 +111,7 @@ impl Drop for NewContent {
 pub struct ReadCache<C> {
     bucket: Arc<Bucket<C>>,
     objects: Arc<CachedObjects>,
-    fetches: Permits,
+    fetches: Arc<Permits>,
     /// By object and block, the latest one last.
     recent: Mutex<VecDeque<(u64, u64, Bytes)>>,
 }
@@ -118,7 +119,7 @@ pub struct ReadCache<C> {
 impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
     pub fn new(bucket: Arc<Bucket<C>>, place: CachePlace) -> Self {
         let objects = CachedObjects::new(place);
-        Self { bucket, objects, fetches: Permits::new(FETCHES), recent: Mutex::default() }
+        Self { bucket, objects, fetches: Arc::new(Permits::new(FETCHES)), recent: Mutex::default() }
     }
 
     /// Answers a read, unless the caller must ask `S3Filesystem`.
@@ -186,6 +187,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
         let mut is_own = false;
         let fetched = cell.get_or_init(|| {
             is_own = true;
+            if object.fill.note_wanted(object.version.size) {
+                fill::start(&self.bucket, &self.fetches, object);
+            }
             let _permit = self.fetches.acquire();
             let ObjectVersion { key, etag, .. } = &object.version;
             let fetched = self.bucket.fetch(key, etag, range);
