@@ -16,6 +16,7 @@ use mountpoint_s3_client::ObjectClient;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::first_pages::FirstPages;
+use super::siblings::SiblingDirectories;
 use super::watchdog::{AnswerKind, Watchdog};
 
 /// From when it was sent on. What is not there is then noted by the file system for the rest of a tenth of a second, which is for how
@@ -48,6 +49,8 @@ pub struct Listings {
     seen: Mutex<Seen>,
     /// Of directories that are looked up to be listed.
     pub first_pages: FirstPages,
+    /// Of files that are read one after the other.
+    pub siblings: SiblingDirectories,
 }
 
 #[derive(Default)]

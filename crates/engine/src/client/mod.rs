@@ -11,7 +11,9 @@ mod listing_xml;
 mod listings;
 mod metadata;
 mod moves;
+mod pages;
 mod raw;
+mod siblings;
 mod small_files;
 mod store_timeout;
 mod upload;
@@ -23,8 +25,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures::FutureExt as _;
 use futures::future::{self, Either};
-use futures::{FutureExt as _, StreamExt as _, stream};
 use mountpoint_s3_client::error::{
     CopyObjectError, DeleteObjectError, GetObjectAttributesError, GetObjectError, HeadObjectError, ListObjectsError,
     ObjectClientError, PutObjectError, RenameObjectError,
@@ -50,12 +52,8 @@ pub use store_timeout::StoreTimeout;
 pub use upload::{Upload, single_params};
 pub use watchdog::{Watchdog, WatchdogLimits};
 
-use first_pages::{FirstPage, ReceivedPage};
 use small_files::SmallFile;
 use watchdog::AnswerKind;
-
-/// How many objects of a page without `ETag` are asked about at once.
-const COMPLETED_AT_ONCE: usize = 16;
 
 /// Who uses a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,110 +110,6 @@ where
         E: std::error::Error + 'static,
     {
         self.timeout.repeat(|| self.watched(kind, ask())).await
-    }
-
-    /// Asks for each `ETag` that a listing lacks. An object without any stays listed, and cannot be opened.
-    async fn complete(&self, bucket: &str, page: &mut ListObjectsResult) {
-        let (client, params) = (&self.inner, &HeadObjectParams::new());
-        let lacking = page.objects.iter_mut().filter(|it| it.etag == listing_xml::NO_ETAG);
-        let completed = stream::iter(lacking).for_each_concurrent(COMPLETED_AT_ONCE, |object| async move {
-            let head = client.head_object(bucket, &object.key, params);
-            if let Ok(Ok(found)) = self.watchdog.watch(AnswerKind::Short, head).await {
-                found.etag.as_str().clone_into(&mut object.etag);
-            }
-        });
-        completed.await;
-    }
-
-    /// The next page with entries. The file system takes a page without entries for the last one and would cut the listing there.
-    async fn page(
-        &self,
-        bucket: &str,
-        token: Option<&str>,
-        delimiter: &str,
-        max_keys: usize,
-        prefix: &str,
-    ) -> Answer<ListObjectsResult, ListObjectsError, C> {
-        let mut page = self.checked_page(bucket, token, delimiter, max_keys, prefix).await?;
-        while 1 < max_keys && page.objects.is_empty() && page.common_prefixes.is_empty() {
-            let Some(next) = page.next_continuation_token.take() else { break };
-            page = self.checked_page(bucket, Some(&next), delimiter, max_keys, prefix).await?;
-        }
-        Ok(page)
-    }
-
-    /// A page that the file system can use, whatever the store sends.
-    async fn checked_page(
-        &self,
-        bucket: &str,
-        token: Option<&str>,
-        delimiter: &str,
-        max_keys: usize,
-        prefix: &str,
-    ) -> Answer<ListObjectsResult, ListObjectsError, C> {
-        let mut page = self.fetch_page(bucket, token, delimiter, max_keys, prefix).await?;
-        // One name is requested to see whether there is any, and never the next page.
-        if 1 < max_keys {
-            remove_marker(prefix, delimiter, &mut page);
-            self.listing_check.check(token, &page).map_err(internal)?;
-        }
-        Ok(page)
-    }
-
-    /// A page as the store has it, without what does not belong there.
-    async fn fetch_page(
-        &self,
-        bucket: &str,
-        token: Option<&str>,
-        delimiter: &str,
-        max_keys: usize,
-        prefix: &str,
-    ) -> Answer<ListObjectsResult, ListObjectsError, C> {
-        let ask = || self.inner.list_objects(bucket, token, delimiter, max_keys, prefix);
-        let mut page = match self.patient(AnswerKind::Short, ask).await {
-            Err(error) if lacks_etag(&error) => {
-                let mut page = self.fallback.list(token, delimiter, max_keys, prefix).map_err(internal)?;
-                self.complete(bucket, &mut page).await;
-                page
-            }
-            answer => answer?,
-        };
-        listing_check::remove_foreign(prefix, delimiter, &mut page);
-        let is_first = token.is_none() && delimiter == "/" && prefix.ends_with('/');
-        let is_whole = page.next_continuation_token.is_none() || self.order == ListingOrder::ByKey;
-        // A marker has the shortest key.
-        if is_first && is_whole && page.objects.iter().all(|it| it.key != prefix) {
-            self.metadata.note_missing_marker(prefix);
-        }
-        Ok(page)
-    }
-
-    /// The first page of names in a directory that is looked up, if it will probably be listed right after.
-    fn expected_page(&self, bucket: &str, directory: &str) -> Option<FirstPage> {
-        if self.usage == ClientUsage::Objects {
-            return None;
-        }
-        self.listings.as_ref()?.first_pages.page(Instant::now(), directory, || {
-            let (store, bucket, directory) = (self.clone(), bucket.to_owned(), directory.to_owned());
-            async move { store.first_page(&bucket, &directory).await }.boxed().shared()
-        })
-    }
-
-    async fn first_page(&self, bucket: &str, directory: &str) -> Option<Arc<ReceivedPage>> {
-        let mut page = self.fetch_page(bucket, None, "/", first_pages::PAGE, directory).await.ok()?;
-        let marker = page.objects.iter().find(|it| it.key == directory).cloned();
-        remove_marker(directory, "/", &mut page);
-        let is_empty = page.objects.is_empty() && page.common_prefixes.is_empty();
-        if is_empty && page.next_continuation_token.is_some() {
-            return None;
-        }
-        self.listing_check.check(None, &page).ok()?;
-        Some(Arc::new(ReceivedPage { page, marker, received: Instant::now() }))
-    }
-
-    /// Whether there is a directory, if its first page of names tells.
-    async fn look_by_listing(&self, bucket: &str, directory: &str) -> Option<Arc<ReceivedPage>> {
-        self.expected_page(bucket, directory)?.await
     }
 
     /// The answer "absent" if a listing knows better or earlier than the server, else the server's.
@@ -299,11 +193,6 @@ where
 
 type Answer<T, E, C> = ObjectClientResult<T, E, <C as ObjectClient>::ClientError>;
 
-/// Removes the marker of the directory itself, of whose empty name the file system would warn at each listing.
-fn remove_marker(prefix: &str, delimiter: &str, page: &mut ListObjectsResult) {
-    page.objects.retain(|it| delimiter.is_empty() || it.key != prefix);
-}
-
 /// Input/output error for the application, and the cause in the log.
 fn internal<E>(cause: impl std::error::Error + Send + Sync + 'static) -> ObjectClientError<E, S3RequestError> {
     ObjectClientError::ClientError(S3RequestError::InternalError(Box::new(cause)))
@@ -379,6 +268,9 @@ where
         // This is how the file system looks for a directory.
         if is_first && max_keys == 1 {
             let ask = async {
+                if self.is_only_a_file(bucket, prefix).await {
+                    return Ok(values::nothing_listed());
+                }
                 match self.look_by_listing(bucket, prefix).await {
                     Some(found) => Ok(found.one_name()),
                     None => ask.await,
@@ -418,7 +310,12 @@ where
             took = Some(start.elapsed());
             found
         };
+        let is_expected = self.usage == ClientUsage::Names && self.small_files.expects_read(key);
+        let look = self.listings.as_ref().filter(|_| is_expected).map(|it| it.siblings.look(key));
         let found = self.unless_absent(key, absent, ask).await;
+        if let Some(look) = look {
+            look.answer(found.is_ok());
+        }
         if found.is_ok() {
             self.note_there(key);
         }

@@ -63,10 +63,30 @@ fn a_small_file_that_is_read_after_others_costs_no_look_at_the_object() {
     for name in 0..FILES {
         assert_eq!(fs::read_to_string(mount.path(&format!("many/{name}"))).unwrap(), content(name));
     }
-    let ([heads, _], gets) = (looks(&world), world.store.count(S3Operation::GetObject));
+    let ([heads, lists], gets) = (looks(&world), world.store.count(S3Operation::GetObject));
     assert!(heads < FILES / 4 && gets <= FILES + 2, "{heads} looks at objects, {gets} reads for {FILES} files");
+    assert!(lists < FILES * 3 / 4, "{lists} lists for {FILES} files");
     let modified = fs::metadata(mount.path("many/7")).unwrap().modified().unwrap();
     assert!(modified.elapsed().is_ok_and(|it| it < SOON * 10), "not the time of the object");
+    mount.unmount();
+}
+
+#[test]
+fn a_directory_hides_a_file_also_where_many_files_are_read() {
+    let world = distant("hidden-beside-others");
+    for name in 0..FILES {
+        world.put(&format!("many/{name}"), b"content");
+    }
+    world.put("many/hidden", b"hidden");
+    world.put("many/hidden/file", b"");
+    let mount = world.mount();
+    for name in 0..FILES {
+        assert_eq!(fs::read(mount.path(&format!("many/{name}"))).unwrap(), b"content");
+        assert!(fs::metadata(mount.path("many/hidden")).unwrap().is_dir());
+    }
+    // A directory that others make is found at once, as long as there is no file of that name.
+    world.put("many/new/file", b"new");
+    assert_eq!(fs::read(mount.path("many/new/file")).unwrap(), b"new");
     mount.unmount();
 }
 
