@@ -19,6 +19,7 @@ const NUMBERS_OF_THE_LIBRARY: [&str; 3] = [
 const PROXY_VARIABLES: [&str; 4] = ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy"];
 
 #[derive(Clone, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a variable that is set or not")]
 pub struct Environment {
     /// Where to write our process id once the mount works.
     pub pid_file: Option<PathBuf>,

@@ -83,7 +83,7 @@ fn the_rest_of_a_file_that_is_read_all_over_is_fetched_meanwhile() {
     let mount = world.mount();
     let file = File::open(mount.path("file")).unwrap();
     // One page of each of two thirds of the blocks, from the end on.
-    let pages = (0..BLOCKS * 2 / 3 + 1).map(|it| (BLOCKS - 1 - it) * BLOCK / PAGE);
+    let pages = (0..=BLOCKS * 2 / 3).map(|it| (BLOCKS - 1 - it) * BLOCK / PAGE);
     read(&file, &content, pages).unwrap();
     let served = || world.store.count(S3Operation::GetObject);
     // All blocks are in the file when a store that answers nothing is not asked any more.

@@ -17,5 +17,5 @@ fn check_authority(source: KeySource) {
 }
 
 s3csi_testbed::credential_matrix_tests!(|source| beside_systemd(|| check(source)), |source| beside_systemd(|| {
-    check_authority(source)
+    check_authority(source);
 }));

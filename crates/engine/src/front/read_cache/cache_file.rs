@@ -118,7 +118,7 @@ impl CacheFile {
             (part.start / BLOCK..part.end.div_ceil(BLOCK)).map(|it| it * BLOCK..part.end.min((it + 1) * BLOCK));
         let mut missing = blocks.filter(|it| !pages.contains(it));
         let Some(first) = missing.next() else { return part.end..part.end };
-        first.start..missing.last().unwrap_or(first).end
+        first.start..missing.next_back().unwrap_or(first).end
     }
 
     /// Keeps a part of the object, as far as it consists of whole pages. Answers how many bytes are there that were not.
