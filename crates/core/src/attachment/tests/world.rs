@@ -21,6 +21,8 @@ pub struct World {
     disowned: BTreeSet<WorkloadUid>,
     /// UIDs of Mountpoint Pods that we, and no user, retired.
     retired_by_us: BTreeSet<String>,
+    /// UIDs of warm Pods that a source has adopted.
+    adopted: BTreeSet<String>,
 }
 
 /// What can be seen, in truth or through a cache.
@@ -28,6 +30,8 @@ pub struct World {
 pub struct Facts {
     pub workloads: BTreeMap<WorkloadUid, WorkloadState>,
     pub pods: BTreeMap<String, MountpointPod>,
+    /// Warm Pods of the node.
+    pub warm: BTreeMap<String, MountpointPod>,
     pub attachments: BTreeMap<String, Attachment>,
     /// How often the PV's options were edited.
     pub edits: u8,
@@ -93,6 +97,7 @@ impl World {
             promised: BTreeSet::new(),
             disowned: BTreeSet::new(),
             retired_by_us: BTreeSet::new(),
+            adopted: BTreeSet::new(),
         }
     }
 
@@ -131,6 +136,28 @@ impl World {
         if let Some(attachment) = self.facts.attachments.remove(name) {
             self.disowned.extend(attachment.entries.into_values().flatten().map(|it| it.workload));
         }
+    }
+
+    pub fn add_warm_pod(&mut self) {
+        let name = format!("warm-{}", self.next());
+        let pod = MountpointPod { warm: Some(template()), ..self.new_pod(&name) };
+        self.facts.warm.insert(name, pod);
+    }
+
+    /// Adopts a warm Pod if it still has this version. Without a source, it is for another volume.
+    pub fn adopt(&mut self, name: &str, resource_version: &str, source: Option<String>) -> Result<(), String> {
+        if self.facts.warm.get(name).is_none_or(|it| it.resource_version != resource_version) {
+            return Ok(());
+        }
+        let resource_version = self.next().to_string();
+        let Some(pod) = self.facts.warm.remove(name) else { return Ok(()) };
+        if !self.adopted.insert(pod.uid.clone()) {
+            return Err(format!("{name} was adopted twice"));
+        }
+        if let Some(source) = source {
+            self.facts.pods.insert(name.to_owned(), MountpointPod { source, resource_version, warm: None, ..pod });
+        }
+        Ok(())
     }
 
     pub fn touch_pod(&mut self, name: &str, change: impl FnOnce(&mut MountpointPod)) {
@@ -214,6 +241,10 @@ impl World {
     /// workloads whose Mountpoint Pod runs start.
     pub fn let_nodes_work(&mut self) -> bool {
         let before = self.serial;
+        for pod in self.facts.warm.values_mut().filter(|it| it.phase == PodPhase::Pending) {
+            self.serial += 1;
+            (pod.phase, pod.resource_version) = (PodPhase::Running, self.serial.to_string());
+        }
         let sources: BTreeSet<String> = self.facts.pods.values().map(|it| it.source.clone()).collect();
         for source in &sources {
             self.let_node_serve(source);
@@ -292,14 +323,14 @@ impl World {
 
 impl Controller {
     pub fn catch_up(&mut self, world: &World, part: Part) {
-        let Facts { workloads, pods, attachments, edits } = world.facts.clone();
+        let Facts { workloads, pods, warm, attachments, edits } = world.facts.clone();
         match part {
             Part::Workloads => {
                 self.gone.extend(self.cache.workloads.keys().filter(|it| !workloads.contains_key(it)).cloned());
                 self.cache.workloads = workloads;
             }
             Part::WorkloadsWithoutDeletions => self.cache.workloads = workloads,
-            Part::Pods => self.cache.pods = pods,
+            Part::Pods => (self.cache.pods, self.cache.warm) = (pods, warm),
             Part::Attachments => self.cache.attachments = attachments,
             Part::Volume => self.cache.edits = edits,
         }
@@ -340,6 +371,9 @@ impl Controller {
             Step::Pod(PodAction::Start { name, source, .. }) => {
                 let pod = MountpointPod { source, ..world.new_pod(&name) };
                 world.facts.pods.entry(name).or_insert(pod);
+            }
+            Step::Pod(PodAction::Adopt { name, uid: _, resource_version, source, workload: _ }) => {
+                world.adopt(&name, &resource_version, Some(source))?;
             }
             Step::Pod(PodAction::Retire { name, uid, source, creator }) => {
                 let workloads = match creator {
@@ -434,6 +468,8 @@ impl Facts {
             attachments: self.attachments.values().cloned().collect(),
             mountpoint_pods: self.pods.values().cloned().collect(),
             may_upgrade: true,
+            warm_pods: self.warm.values().cloned().collect(),
+            template: Some(template()),
         }
     }
 
