@@ -70,7 +70,7 @@ impl Pools {
                 match error {
                     // It may take as long as the drain of the node.
                     PoolError::Cordoned { .. } => {
-                        tracing::debug!(node, error = %Chain(&error), "pool not filled, retrying")
+                        tracing::debug!(node, error = %Chain(&error), "pool not filled, retrying");
                     }
                     error => tracing::warn!(node, error = %Chain(&error), "pool not filled, retrying"),
                 }

@@ -1,5 +1,6 @@
 //! Warm Mountpoint Pods: a source whose Pod would be created adopts one instead, if it is of the same kind.
 
+use super::world::World;
 use super::*;
 
 #[test]
@@ -107,4 +108,29 @@ fn an_adopted_pod_ends_with_its_last_workload() {
     ]);
     // It was adopted, but the workload was gone before the attachment was seen.
     scene().gone("a").pod(adopted).check(&["retire warm-1"]);
+}
+
+/// Warm Pods in random worlds.
+impl World {
+    pub fn add_warm_pod(&mut self) {
+        let name = format!("warm-{}", self.next());
+        let pod = MountpointPod { warm: Some(template()), ..self.new_pod(&name) };
+        self.facts.warm.insert(name, pod);
+    }
+
+    /// Adopts a warm Pod if it still has this version. Without a source, it is for another volume.
+    pub fn adopt(&mut self, name: &str, resource_version: &str, source: Option<String>) -> Result<(), String> {
+        if self.facts.warm.get(name).is_none_or(|it| it.resource_version != resource_version) {
+            return Ok(());
+        }
+        let resource_version = self.next().to_string();
+        let Some(pod) = self.facts.warm.remove(name) else { return Ok(()) };
+        if !self.adopted.insert(pod.uid.clone()) {
+            return Err(format!("{name} was adopted twice"));
+        }
+        if let Some(source) = source {
+            self.facts.pods.insert(name.to_owned(), MountpointPod { source, resource_version, warm: None, ..pod });
+        }
+        Ok(())
+    }
 }

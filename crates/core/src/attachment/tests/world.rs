@@ -22,7 +22,7 @@ pub struct World {
     /// UIDs of Mountpoint Pods that we, and no user, retired.
     retired_by_us: BTreeSet<String>,
     /// UIDs of warm Pods that a source has adopted.
-    adopted: BTreeSet<String>,
+    pub adopted: BTreeSet<String>,
 }
 
 /// What can be seen, in truth or through a cache.
@@ -136,28 +136,6 @@ impl World {
         if let Some(attachment) = self.facts.attachments.remove(name) {
             self.disowned.extend(attachment.entries.into_values().flatten().map(|it| it.workload));
         }
-    }
-
-    pub fn add_warm_pod(&mut self) {
-        let name = format!("warm-{}", self.next());
-        let pod = MountpointPod { warm: Some(template()), ..self.new_pod(&name) };
-        self.facts.warm.insert(name, pod);
-    }
-
-    /// Adopts a warm Pod if it still has this version. Without a source, it is for another volume.
-    pub fn adopt(&mut self, name: &str, resource_version: &str, source: Option<String>) -> Result<(), String> {
-        if self.facts.warm.get(name).is_none_or(|it| it.resource_version != resource_version) {
-            return Ok(());
-        }
-        let resource_version = self.next().to_string();
-        let Some(pod) = self.facts.warm.remove(name) else { return Ok(()) };
-        if !self.adopted.insert(pod.uid.clone()) {
-            return Err(format!("{name} was adopted twice"));
-        }
-        if let Some(source) = source {
-            self.facts.pods.insert(name.to_owned(), MountpointPod { source, resource_version, warm: None, ..pod });
-        }
-        Ok(())
     }
 
     pub fn touch_pod(&mut self, name: &str, change: impl FnOnce(&mut MountpointPod)) {
@@ -309,7 +287,7 @@ impl World {
         }
     }
 
-    fn new_pod(&mut self, name: &str) -> MountpointPod {
+    pub fn new_pod(&mut self, name: &str) -> MountpointPod {
         MountpointPod {
             name: name.to_owned(),
             source: name.to_owned(),
