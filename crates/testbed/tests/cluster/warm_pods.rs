@@ -1,5 +1,6 @@
 //! Warm Mountpoint Pods, with a driver of their own beside the others: real kubelets, the real mounter, the chart's roles.
 
+use s3csi_testbed::cluster::AuditEvent;
 use serde_json::Value;
 
 use crate::strategies::Installed;
@@ -42,6 +43,16 @@ fn the_first_pod_of_a_volume_is_served_by_a_warm_mountpoint_pod() {
     assert_eq!(CLUSTER.object("warmed", "file").unwrap(), b"hello\n");
     assert_eq!(running("volume-name=warmed"), warm, "the volume has adopted the warm Pod");
     eventually("there is another warm one", || running("warm").len() == 1 && running("warm") != warm);
+
+    let account = format!("system:serviceaccount:{}:s3-csi-driver-controller-sa", WARM.namespace);
+    let asked: Vec<AuditEvent> = CLUSTER.audit().into_iter().filter(|it| it.user.username == account).collect();
+    let about_nodes = |verb: &str| {
+        let is_about = |it: &AuditEvent| it.object_ref.as_ref().is_some_and(|it| it.resource == "csinodes");
+        asked.iter().any(|it| it.verb == verb && is_about(it))
+    };
+    assert!(about_nodes("list") && about_nodes("watch"), "the controller uses its rights");
+    let refused = asked.iter().filter(|it| it.response_status.as_ref().is_some_and(|it| it.code == 403));
+    assert_eq!(refused.map(|it| &it.request_uri).collect::<Vec<_>>(), Vec::<&String>::new());
 
     // The pool ends, and the adopted Pod serves on.
     install("mountpointPod.warm=0");
