@@ -49,18 +49,16 @@ pub(super) fn ensure_pods_in_use(plan: &mut Plan<'_>) {
     }
 }
 
-/// A Mountpoint Pod that another one has taken over from is deleted.
+/// A Mountpoint Pod that another one has taken over from is deleted, and one that has ended beside a newer one.
 pub(super) fn end_replaced_pods(plan: &mut Plan<'_>) {
     let in_use = pods_in_use(plan);
-    // The condition of a Pod that has ended is what its node said before.
-    let is_serving = |it: &&MountpointPod| it.is_mounted && !it.phase.is_finished();
-    let replaced: Vec<&MountpointPod> = plan
-        .pods
-        .iter()
-        .filter(|(source, pods)| in_use.contains_key(**source) && pods.first().is_some_and(is_serving))
-        .flat_map(|(_, pods)| pods.iter().skip(1).copied())
-        .filter(|it| !it.is_mounted)
-        .collect();
+    let mut replaced: Vec<&MountpointPod> = Vec::new();
+    for (_, pods) in plan.pods.iter().filter(|(source, _)| in_use.contains_key(**source)) {
+        // The condition of a Pod that has ended is what its node said before.
+        let is_served = pods.first().is_some_and(|it| it.is_mounted && !it.phase.is_finished());
+        let is_replaced = |it: &&&MountpointPod| !it.is_mounted && (is_served || it.phase.is_finished());
+        replaced.extend(pods.iter().skip(1).filter(is_replaced));
+    }
     for pod in replaced {
         delete(plan, pod);
     }

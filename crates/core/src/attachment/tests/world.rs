@@ -200,6 +200,9 @@ impl World {
                             return Err(format!("{name} is not of the current version"));
                         }
                     }
+                    // Users have ended all of them, and wait for the workloads to go.
+                    _ if pods.iter().all(|it| it.is_retired && !self.retired_by_us.contains(&it.uid))
+                        && !pods.is_empty() => {}
                     _ => return Err(format!("{name} serves somebody and has {pods:?}")),
                 }
             }
