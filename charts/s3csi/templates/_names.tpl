@@ -117,6 +117,19 @@ imagePullSecrets:
 {{- if or (eq (toString .Values.strategy) "pod") (has "pod" (include "s3csi.draining" . | fromJsonArray)) }}true{{ end -}}
 {{- end -}}
 
+{{- /* How many warm Mountpoint Pods each node has; empty if none. Values of an older chart lack the key. */ -}}
+{{- define "s3csi.warmPods" -}}
+{{- $number := int (default 0 .Values.mountpointPod.warm) -}}
+{{- if and (eq (toString .Values.strategy) "pod") (gt $number 0) }}{{ $number }}{{ end -}}
+{{- end -}}
+
+{{- /* "true" if the cluster has warm Mountpoint Pods, otherwise empty: the controller ends them. */ -}}
+{{- define "s3csi.hasWarmPods" -}}
+{{- range default list (lookup "v1" "Pod" .Values.mountpointPod.namespace "").items -}}
+{{- if hasKey (default dict .metadata.labels) (printf "%s/warm" $.Values.driverName) }}true{{ end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* "true" if the mounter of each node serves new or old mounts, otherwise empty. */ -}}
 {{- define "s3csi.servesMounter" -}}
 {{- if or (eq (toString .Values.strategy) "daemon") (has "daemon" (include "s3csi.draining" . | fromJsonArray)) }}true{{ end -}}
@@ -131,7 +144,7 @@ imagePullSecrets:
 {{- define "s3csi.draining" -}}
 {{- if kindIs "invalid" .Values.draining -}}
 {{- $found := list -}}
-{{- if include "s3csi.hasAttachments" . -}}{{- $found = append $found "pod" -}}{{- end -}}
+{{- if or (include "s3csi.hasAttachments" .) (include "s3csi.hasWarmPods" .) -}}{{- $found = append $found "pod" -}}{{- end -}}
 {{- $since := include "s3csi.mounterDrainsSince" . -}}
 {{- if and $since (include "s3csi.hasWorkloadsBefore" (list . $since)) -}}{{- $found = append $found "daemon" -}}{{- end -}}
 {{- $_ := set .Values "draining" $found -}}

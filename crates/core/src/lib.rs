@@ -36,6 +36,7 @@ pub mod store_connection;
 pub mod target;
 pub mod text;
 pub mod user_agent;
+pub mod warm_pool;
 
 pub use arguments::{InvalidArgument, MountArguments};
 pub use bucket::{BucketName, InvalidBucketName};

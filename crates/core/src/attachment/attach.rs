@@ -134,7 +134,7 @@ fn detach_reason(plan: &mut Plan<'_>, workload: &WorkloadUid, attached_at: Times
 }
 
 fn has_own_pod(plan: &Plan<'_>, workload: &WorkloadUid) -> bool {
-    plan.newest_pod(&plan.own_pod_name(workload)).is_some_and(MountpointPod::is_adoptable)
+    plan.newest_pod(&plan.own_pod_name(workload)).is_some_and(MountpointPod::accepts_its_creator)
 }
 
 /// Attaches a workload: to the Pod that was started for it, if there is one; else to one that serves others with the
@@ -149,6 +149,8 @@ fn place(plan: &mut Plan<'_>, workload: &WorkloadUid, requirement: &MountRequire
     let draft = &mut plan.drafts[draft];
     draft.attach(workload, &mountpoint_pod, placement, plan.now);
     let (workload, attachment) = (workload.clone(), draft.name.clone());
+    // People look for the Pod, which may have another name than its source.
+    let mountpoint_pod = plan.newest_pod(&mountpoint_pod).map_or(mountpoint_pod, |it| it.name.clone());
     plan.decision.notices.push(Notice::Assigned { workload, attachment, mountpoint_pod });
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::identifiers::{PvName, WorkloadUid};
+use crate::mountpoint_pod::PodTemplate;
 use crate::names::mountpoint_pod_name;
 
 use super::attach;
@@ -41,6 +42,10 @@ pub struct ObservedState {
     pub mountpoint_pods: Vec<MountpointPod>,
     /// Whether the node may have one more source with two Mountpoint Pods, only to run the current version of the driver.
     pub may_upgrade: bool,
+    /// Warm Mountpoint Pods of the node that no other decision is about to adopt.
+    pub warm_pods: Vec<MountpointPod>,
+    /// What Mountpoint Pods for this volume are created from. Needed only if there are warm ones.
+    pub template: Option<PodTemplate>,
 }
 
 /// A workload on the node and what it requires of this volume.

@@ -73,6 +73,16 @@ pub enum PodAction {
         /// The workload it is started for; it may serve more.
         workload: WorkloadUid,
     },
+    /// Give a warm Mountpoint Pod to a source, instead of starting one: a compare-and-swap against its version. If it is lost,
+    /// the next decision takes another one or starts one.
+    Adopt {
+        name: String,
+        uid: String,
+        resource_version: String,
+        source: String,
+        /// The workload it is adopted for; it may serve more.
+        workload: WorkloadUid,
+    },
     /// Annotate `needs-unmount`, if the Pod still has this UID and [`super::may_retire`] allows it for attachments that were
     /// read without a cache after `attachment_writes`.
     Retire { name: String, uid: String, source: String, creator: CreatorState },
@@ -175,6 +185,14 @@ impl Decision {
     /// Whether a Pod is started that takes over from one that still serves.
     pub fn replaces_ahead(&self) -> bool {
         self.pods.iter().any(|it| matches!(it, PodAction::Start { name, source, .. } if name != source))
+    }
+
+    /// The warm Mountpoint Pods that this decision takes.
+    pub fn adopted(&self) -> impl Iterator<Item = &str> {
+        self.pods.iter().filter_map(|it| match it {
+            PodAction::Adopt { name, .. } => Some(name.as_str()),
+            PodAction::Start { .. } | PodAction::Retire { .. } => None,
+        })
     }
 
     pub(super) fn requeue_after(&mut self, delay: Duration) {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::identifiers::{PvName, WorkloadUid};
+use crate::mountpoint_pod::PodTemplate;
 
 use super::identity::PodIdentity;
 use super::requirements::ClaimSource;
@@ -76,6 +77,8 @@ pub struct MountpointPod {
     pub created_at: Timestamp,
     /// Why a pending one does not run, as reported by the scheduler or by kubelet.
     pub problem: Option<String>,
+    /// Only of a warm Pod, which runs an idle mounter and serves no source until one adopts it: what it was created from.
+    pub warm: Option<PodTemplate>,
 }
 
 /// A `MountpointS3PodAttachment`.
@@ -173,12 +176,19 @@ impl MountpointPod {
             && self.driver_version.as_deref() == Some(driver_version)
     }
 
+    /// Whether it is warm and a source may adopt it whose own Mountpoint Pod would be created from this template.
+    ///
+    /// A pending one is nearer to running than one that is yet to be created, unless something keeps it from running.
+    pub fn is_ready_for(&self, template: &PodTemplate, driver_version: &str) -> bool {
+        self.warm.as_ref() == Some(template) && self.problem.is_none() && self.is_suitable(driver_version)
+    }
+
     pub fn identity(&self) -> PodIdentity<'_> {
         PodIdentity { source: &self.source, name: &self.name, uid: &self.uid, created_at: self.created_at }
     }
 
     /// Whether the workload for which it was created may use it, even if it accepts no others.
-    pub const fn is_adoptable(&self) -> bool {
+    pub const fn accepts_its_creator(&self) -> bool {
         matches!(self.phase, PodPhase::Pending | PodPhase::Running) && !self.is_terminating && !self.is_retired
     }
 }

@@ -1,6 +1,7 @@
 //! A decision under construction: what the attachments will say, and the actions collected so far.
 //! The rules that fill it are functions in `attach` and `pods`.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::identifiers::WorkloadUid;
@@ -10,7 +11,7 @@ use super::decide::{ObservedState, PodOnNode};
 use super::decision::{
     AttachmentChange, AttachmentWrite, Decision, Deletion, Notice, Placement, Precondition, WaitReason,
 };
-use super::facts::{Activity, Attachment, AttachmentFields, Entries, Entry, MountpointPod, Timestamp};
+use super::facts::{Activity, Attachment, AttachmentFields, Entries, Entry, MountpointPod, PodPhase, Timestamp};
 use super::identity::newest_first;
 
 pub(super) struct Plan<'a> {
@@ -19,6 +20,8 @@ pub(super) struct Plan<'a> {
     pub workloads: BTreeMap<&'a WorkloadUid, &'a PodOnNode>,
     /// The Mountpoint Pods of each source, the newest first.
     pub pods: BTreeMap<&'a str, Vec<&'a MountpointPod>>,
+    /// Warm Mountpoint Pods that fit the volume and are not taken yet, the best one last.
+    pub warm_pods: Vec<&'a MountpointPod>,
     pub drafts: Vec<AttachmentDraft<'a>>,
     /// Mountpoint Pods whose entry this decision removes.
     pub released: BTreeSet<String>,
@@ -52,6 +55,7 @@ impl<'a> Plan<'a> {
             now,
             workloads: observed.workloads.iter().map(|it| (&it.uid, it)).collect(),
             pods: pods_by_source(&observed.mountpoint_pods),
+            warm_pods: fitting_warm_pods(observed),
             drafts,
             released: BTreeSet::new(),
             decision: Decision::default(),
@@ -137,6 +141,15 @@ impl AttachmentDraft<'_> {
         let mountpoint_pod = mountpoint_pod.to_owned();
         self.changes.push(AttachmentChange::Attach { workload: workload.clone(), mountpoint_pod, placement });
     }
+}
+
+/// One that runs is better than one that is about to, and an old one has had the time to start its mounter.
+fn fitting_warm_pods(observed: &ObservedState) -> Vec<&MountpointPod> {
+    let Some(template) = &observed.template else { return Vec::new() };
+    let is_fitting = |it: &&MountpointPod| it.is_ready_for(template, &observed.driver_version);
+    let mut pods: Vec<&MountpointPod> = observed.warm_pods.iter().filter(is_fitting).collect();
+    pods.sort_by_key(|it| (it.phase == PodPhase::Running, Reverse(it.created_at), &it.name));
+    pods
 }
 
 fn pods_by_source(pods: &[MountpointPod]) -> BTreeMap<&str, Vec<&MountpointPod>> {

@@ -49,16 +49,16 @@ pub(super) fn ensure_pods_in_use(plan: &mut Plan<'_>) {
     }
 }
 
-/// A Mountpoint Pod that another one has taken over from is deleted.
+/// A Mountpoint Pod that another one has taken over from is deleted, and one that has ended beside a newer one.
 pub(super) fn end_replaced_pods(plan: &mut Plan<'_>) {
     let in_use = pods_in_use(plan);
-    let replaced: Vec<&MountpointPod> = plan
-        .pods
-        .iter()
-        .filter(|(source, pods)| in_use.contains_key(**source) && pods.first().is_some_and(|it| it.is_mounted))
-        .flat_map(|(_, pods)| pods.iter().skip(1).copied())
-        .filter(|it| !it.is_mounted)
-        .collect();
+    let mut replaced: Vec<&MountpointPod> = Vec::new();
+    for (_, pods) in plan.pods.iter().filter(|(source, _)| in_use.contains_key(**source)) {
+        // The condition of a Pod that has ended is what its node said before.
+        let is_served = pods.first().is_some_and(|it| it.is_mounted && !it.phase.is_finished());
+        let is_replaced = |it: &&&MountpointPod| !it.is_mounted && (is_served || it.phase.is_finished());
+        replaced.extend(pods.iter().skip(1).filter(is_replaced));
+    }
     for pod in replaced {
         delete(plan, pod);
     }
@@ -143,9 +143,23 @@ fn start(plan: &mut Plan<'_>, name: String, attachment: String, workloads: &[Wor
         return notify_starting(plan, workloads, &reason);
     }
     notify_using(plan, workloads, &name, PodLoss::Missing);
-    if let Some(workload) = workloads.first().cloned() {
-        plan.decision.pods.push(PodAction::Start { source: name.clone(), name, attachment, workload });
+    let Some(workload) = workloads.first().cloned() else { return };
+    match plan.warm_pods.pop() {
+        Some(warm) => adopt(plan, warm, name, workload),
+        None => plan.decision.pods.push(PodAction::Start { source: name.clone(), name, attachment, workload }),
     }
+}
+
+fn adopt(plan: &mut Plan<'_>, warm: &MountpointPod, source: String, workload: WorkloadUid) {
+    let MountpointPod { name, uid, resource_version, .. } = warm.clone();
+    for notice in &mut plan.decision.notices {
+        if let Notice::Assigned { mountpoint_pod, .. } = notice
+            && *mountpoint_pod == source
+        {
+            mountpoint_pod.clone_from(&name);
+        }
+    }
+    plan.decision.pods.push(PodAction::Adopt { name, uid, resource_version, source, workload });
 }
 
 /// Frees the name for the next Pod.

@@ -6,6 +6,7 @@ mod defaults;
 use std::collections::BTreeMap;
 
 use crate::arguments::MountArguments;
+use crate::names::hex_sha224;
 use crate::quantity::Quantity;
 use crate::stage::StageLimit;
 
@@ -56,6 +57,11 @@ pub struct Resources {
     pub memory: Option<Quantity>,
 }
 
+/// What a Mountpoint Pod is created from, apart from its node and the source it serves: two Pods with equal templates can serve the
+/// same volumes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodTemplate(String);
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheVolume {
     EmptyDir { size_limit: Option<Quantity>, medium: Medium },
@@ -102,6 +108,22 @@ pub enum InvalidPodShape {
         context::EMPTY_DIR_SIZE_LIMIT
     )]
     CacheAboveLimit { given: u128, limit: String },
+}
+
+impl PodTemplate {
+    /// The template of a Pod with this spec.
+    pub fn of_spec(spec: &str) -> Self {
+        Self(hex_sha224([spec]))
+    }
+
+    /// As it was written on a Pod. Text that is no template equals none.
+    pub fn from_label(text: String) -> Self {
+        Self(text)
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 impl PodShape {

@@ -40,9 +40,14 @@ impl MetadataKeys {
         self.of("pod-uid")
     }
 
-    /// Label of a Mountpoint Pod that takes over from another one: the name of the source, which is that of the first one.
+    /// Label of a Mountpoint Pod that has another name than its source, because it took over from another one or was warm.
     pub fn source(&self) -> String {
         self.of("source")
+    }
+
+    /// Label of a Mountpoint Pod that no source has adopted yet: what it was created from.
+    pub fn warm(&self) -> String {
+        self.of("warm")
     }
 
     /// Annotation, and label if it is a valid label value: the PV's name.

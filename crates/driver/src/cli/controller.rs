@@ -145,6 +145,11 @@ pub struct ControllerArgs {
     #[arg(long, env = "UPGRADES_PER_NODE", value_name = "NUMBER", default_value = "1")]
     upgrades_per_node: usize,
 
+    /// How many warm Mountpoint Pods each node has that runs the node plugin: they run an idle mounter, and the next volume of the node
+    /// adopts one instead of waiting until its own has started.
+    #[arg(long, env = "MOUNTPOINT_WARM_PODS", value_name = "NUMBER", default_value = "0")]
+    mountpoint_warm_pods: usize,
+
     /// Address to serve /healthz, /readyz and /metrics on [default: not served]
     #[arg(long, value_name = "ADDRESS:PORT")]
     health_address: Option<SocketAddr>,
@@ -188,6 +193,7 @@ impl ControllerArgs {
             identity,
             workers,
             upgrades_per_node,
+            mountpoint_warm_pods,
             health_address,
             log,
             stop_after,
@@ -250,6 +256,7 @@ impl ControllerArgs {
                     leader_election: election_config,
                     workers,
                     upgrades_per_node,
+                    warm_pods: mountpoint_warm_pods,
                     new_workloads,
                     inline_volumes: inline_volumes.into(),
                     failpoints: Failpoints::stop_after(stop_after),

@@ -11,15 +11,15 @@ use kube::{Api, Client};
 use parking_lot::Mutex;
 use s3csi_core::WorkloadUid;
 use s3csi_core::attachment::{
-    AttachmentWrite, CreatorState, Decision, Deletion, Entries, PodAction, Precondition, may_retire,
+    AttachmentWrite, CreatorState, Decision, Deletion, Entries, PodAction, Precondition, VolumeFacts, may_retire,
 };
-use s3csi_core::mountpoint_pod::{InvalidPodShape, PodShape};
+use s3csi_core::mountpoint_pod::{InvalidPodShape, PodShape, PodTemplate};
 use serde_json::{Value, json};
 
 use super::cache::{Cache, ReconcileKey};
 use super::facts;
 use super::failpoints::{Failpoint, Failpoints};
-use super::pod::{PodParameters, PodSettings, mountpoint_pod};
+use super::pod::{PodParameters, PodSettings, adoption, mountpoint_pod, template};
 use super::uncached::{UncachedReadError, UncachedReader};
 use crate::api::call::{CallError, call};
 use crate::api::watch::WatchUpdate;
@@ -38,6 +38,13 @@ pub struct Apply {
 struct PodName<'a> {
     name: &'a str,
     source: &'a str,
+}
+
+/// What identifies one state of a Pod.
+#[derive(Clone, Copy)]
+struct PodVersion<'a> {
+    uid: &'a str,
+    resource_version: &'a str,
 }
 
 /// Why a decision was not executed completely. The next reconciliation decides again.
@@ -81,6 +88,16 @@ pub enum ApplyError {
     )]
     Cordoned { name: String, node: String },
 
+    #[error("warm Mountpoint Pod {name} was changed by another writer")]
+    LostWarmPod { name: String },
+
+    #[error("failed to adopt warm Mountpoint Pod {name}")]
+    AdoptPod {
+        name: String,
+        #[source]
+        cause: CallError,
+    },
+
     #[error("failed to retire Mountpoint Pod {name}")]
     RetirePod {
         name: String,
@@ -115,6 +132,8 @@ impl ApplyError {
             Self::Shape { .. }
             | Self::StartPod { .. }
             | Self::Cordoned { .. }
+            | Self::LostWarmPod { .. }
+            | Self::AdoptPod { .. }
             | Self::RetirePod { .. }
             | Self::DeletePod { .. }
             | Self::DeleteAttachment { .. } => false,
@@ -149,6 +168,10 @@ impl Apply {
             let outcome = match step {
                 PodAction::Start { name, source, attachment: _, workload } => {
                     self.start(cache, key, PodName { name, source }, workload).await
+                }
+                PodAction::Adopt { name, uid, resource_version, source, workload } => {
+                    let version = PodVersion { uid, resource_version };
+                    self.adopt(cache, key, PodName { name, source }, version, workload).await
                 }
                 PodAction::Retire { name, uid, source, creator } => {
                     self.retire(cache, key, PodName { name, source }, uid, *creator).await
@@ -276,6 +299,49 @@ impl Apply {
         }
     }
 
+    async fn adopt(
+        &self,
+        cache: &Mutex<Cache>,
+        key: &ReconcileKey,
+        PodName { name, source }: PodName<'_>,
+        PodVersion { uid, resource_version }: PodVersion<'_>,
+        workload: &WorkloadUid,
+    ) -> Result<(), ApplyError> {
+        // If the volume was deleted meanwhile, the next reconciliation reports it.
+        let Some(volume) = cache.lock().volume(&key.persistent_volume).cloned() else {
+            return Ok(());
+        };
+        let parameters = PodParameters {
+            name,
+            source,
+            node_uid: None,
+            node: &key.node,
+            workload,
+            persistent_volume: &key.persistent_volume,
+            volume_id: &volume.handle,
+            shape: &PodShape::default(),
+        };
+        let patch = Patch::Merge(adoption(&self.settings, &parameters, uid, resource_version));
+        match call(self.pods.patch(name, &PatchParams::default(), &patch)).await {
+            Ok(pod) => {
+                self.failpoints.hit(Failpoint::PodAdopted);
+                tracing::info!(pod = name, source, node = key.node, volume = %key.persistent_volume, "warm Mountpoint Pod adopted");
+                self.update_pod(cache, &pod);
+                Ok(())
+            }
+            Err(cause) if cause.is_not_found() || cause.is_lost_race() => {
+                Err(ApplyError::LostWarmPod { name: name.to_owned() })
+            }
+            Err(cause) => Err(ApplyError::AdoptPod { name: name.to_owned(), cause }),
+        }
+    }
+
+    /// What Mountpoint Pods for a volume are created from; `None` if none can be created.
+    pub fn template(&self, volume: &VolumeFacts) -> Option<PodTemplate> {
+        let shape = PodShape::parse(&volume.attributes, &volume.mount_options).ok()?;
+        Some(template(&self.settings, &shape))
+    }
+
     async fn retire(
         &self,
         cache: &Mutex<Cache>,
@@ -306,7 +372,7 @@ impl Apply {
         }
     }
 
-    async fn delete_pod(&self, name: &str, uid: &str, resource_version: &str) -> Result<(), ApplyError> {
+    pub async fn delete_pod(&self, name: &str, uid: &str, resource_version: &str) -> Result<(), ApplyError> {
         let preconditions =
             Preconditions { uid: Some(uid.to_owned()), resource_version: Some(resource_version.to_owned()) };
         let parameters = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
@@ -336,7 +402,7 @@ impl Apply {
         }
     }
 
-    fn update_pod(&self, cache: &Mutex<Cache>, pod: &Pod) {
+    pub fn update_pod(&self, cache: &Mutex<Cache>, pod: &Pod) {
         if let Some(fact) = facts::mountpoint_pod_facts(&self.settings.keys, pod) {
             cache.lock().update_pods(WatchUpdate::Changed(fact));
         }

@@ -2,12 +2,13 @@
 //! thousands of objects stays small.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, PodSpec, PodStatus, SecretReference};
+use k8s_openapi::api::storage::v1::CSINode;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use s3csi_core::attachment::{
     Attachment, Claim, ClaimRef, ClaimSource, InlineVolume, MountpointPod, PodPhase, Timestamp, VolumeFacts,
     VolumeLifecycle, Workload, is_mountpoint_pod_name,
 };
-use s3csi_core::mountpoint_pod::PodShape;
+use s3csi_core::mountpoint_pod::{PodShape, PodTemplate};
 use s3csi_core::{AccessMode, PvName};
 
 use crate::api::MetadataKeys;
@@ -28,6 +29,18 @@ pub struct MountpointPodFacts {
 pub struct AttachmentWithStatus {
     pub attachment: Attachment,
     pub status: Option<MountpointS3PodAttachmentStatus>,
+}
+
+/// A node, and whether its kubelet knows the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeRegistration {
+    pub node: String,
+    pub is_registered: bool,
+}
+
+pub fn node_registration(driver: &str, node: &CSINode) -> Option<NodeRegistration> {
+    let is_registered = node.spec.drivers.iter().any(|it| it.name == driver);
+    Some(NodeRegistration { node: node.metadata.name.clone()?, is_registered })
 }
 
 /// `None` for Pods that mount neither a claim nor an inline volume of ours: most Pods of a cluster.
@@ -95,6 +108,7 @@ pub fn mountpoint_pod_facts(keys: &MetadataKeys, pod: &Pod) -> Option<Mountpoint
             is_movable: movable.is_some_and(|it| it.is_true()),
             created_at: created_at(metadata),
             problem: status.as_ref().and_then(api::pod_problem),
+            warm: label(&keys.warm()).map(PodTemplate::from_label),
         },
         mounted,
     })

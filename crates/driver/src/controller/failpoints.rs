@@ -8,6 +8,7 @@ pub enum Failpoint {
     AttachmentCreated,
     AttachmentEdited,
     PodStarted,
+    PodAdopted,
     PodRetired,
     PodDeleted,
     AttachmentDeleted,

@@ -1,6 +1,7 @@
 //! The controller's liveness and readiness, for kubelet's probes, and its gauges.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -28,6 +29,9 @@ pub struct Health {
     pub(super) pods: Heartbeat,
     pub(super) volumes: Heartbeat,
     pub(super) workloads: Heartbeat,
+    pub(super) nodes: Heartbeat,
+    /// Nodes are watched only if they get warm Pods.
+    watches_nodes: AtomicBool,
     leader_state: Mutex<LeaderState>,
 }
 
@@ -55,6 +59,8 @@ impl Health {
             pods: Heartbeat::new("Mountpoint Pods"),
             volumes: Heartbeat::new("PersistentVolumes"),
             workloads: Heartbeat::new("workloads"),
+            nodes: Heartbeat::new("CSINodes"),
+            watches_nodes: AtomicBool::new(false),
             leader_state: Mutex::new(LeaderState::Standby),
         }
     }
@@ -114,6 +120,11 @@ impl Health {
         *self.counts.lock() = Some(Arc::new(count));
     }
 
+    /// To be called before it leads.
+    pub(super) fn expect_nodes(&self, are_watched: bool) {
+        self.watches_nodes.store(are_watched, Ordering::Relaxed);
+    }
+
     pub(super) fn start_leading(&self, queue: &Arc<Queue<ReconcileKey>>) {
         for heartbeat in self.watches() {
             heartbeat.reset();
@@ -132,10 +143,10 @@ impl Health {
         }
     }
 
-    fn watches(&self) -> [&Heartbeat; 5] {
-        let Self { election: _, attachments, claims, pods, volumes, workloads, leader_state: _, metrics: _, counts: _ } =
-            self;
-        [attachments, claims, pods, volumes, workloads]
+    fn watches(&self) -> Vec<&Heartbeat> {
+        let Self { attachments, claims, pods, volumes, workloads, nodes, .. } = self;
+        let nodes = Some(nodes).filter(|_| self.watches_nodes.load(Ordering::Relaxed));
+        [attachments, claims, pods, volumes, workloads].into_iter().chain(nodes).collect()
     }
 
     fn leader_state(&self) -> MutexGuard<'_, LeaderState> {

@@ -11,6 +11,7 @@ pub mod failpoints;
 mod health;
 mod leader_election;
 pub mod pod;
+mod pool;
 mod queue;
 mod reconcile;
 mod status;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::CSINode;
 use kube::{Api, Client};
 use parking_lot::Mutex;
 use s3csi_core::Chain;
@@ -35,6 +37,7 @@ pub use self::health::Health;
 use self::leader_election::LeaderElection;
 pub use self::leader_election::LeaderElectionConfig;
 use self::pod::{Platform, PodSettings};
+use self::pool::Pools;
 use self::queue::{Priority, Queue};
 use self::reconcile::{ReconcileOutcome, Reconciler, VolumeLocks};
 use self::status::StatusReporter;
@@ -58,6 +61,8 @@ pub struct ControllerConfig {
     pub workers: NonZeroUsize,
     /// How many Mountpoint Pods of a node are replaced at the same time after an upgrade of the driver.
     pub upgrades_per_node: usize,
+    /// How many warm Mountpoint Pods each node has that runs the node plugin.
+    pub warm_pods: usize,
     pub new_workloads: NewWorkloads,
     pub inline_volumes: InlineVolumes,
     pub failpoints: Failpoints,
@@ -122,11 +127,18 @@ pub async fn platform(client: &Client) -> Platform {
 async fn work(client: &Client, config: &ControllerConfig, health: &Arc<Health>) {
     let keys = &config.pods.keys;
     let (status, event_writer) = StatusReporter::new(client, keys.driver(), &config.identity, config.failpoints);
+    let pool_queue = Arc::new(Queue::default());
+    let pool_size = match config.new_workloads {
+        NewWorkloads::Attached => config.warm_pods,
+        NewWorkloads::LeftAlone => 0,
+    };
+    health.expect_nodes(0 < pool_size);
     let reconciler = Arc::new(Reconciler {
         cache: Mutex::new(
             Cache::new(keys.driver(), &config.pods.driver_version, config.upgrades_per_node)
                 .with_new_workloads(config.new_workloads)
-                .with_inline_volumes(config.inline_volumes),
+                .with_inline_volumes(config.inline_volumes)
+                .with_pool_queue(pool_queue.clone()),
         ),
         single_node_volumes: VolumeLocks::default(),
         replacements: tokio::sync::Mutex::default(),
@@ -142,7 +154,13 @@ async fn work(client: &Client, config: &ControllerConfig, health: &Arc<Health>) 
     let mut tasks = JoinSet::new();
     tasks.spawn(event_writer);
     watch_all(&mut tasks, client, config, health, &reconciler, &queue);
-    tasks.spawn(resync_periodically(reconciler.clone(), queue.clone()));
+    if 0 < pool_size {
+        let driver = keys.driver().to_owned();
+        tasks.spawn(watch_nodes(Api::all(client.clone()), driver, health.clone(), reconciler.clone()));
+    }
+    tasks.spawn(resync_periodically(reconciler.clone(), queue.clone(), pool_queue.clone()));
+    let pools = Pools { reconciler: reconciler.clone(), queue: pool_queue, size: pool_size };
+    tasks.spawn(run_pools(pools, health.clone()));
     for _ in 0..config.workers.get() {
         tasks.spawn(run_worker(reconciler.clone(), queue.clone(), health.clone()));
     }
@@ -209,6 +227,20 @@ async fn watch_workloads(
     watch.run(|it| facts::workload(&driver, it), handler).await;
 }
 
+async fn watch_nodes(api: Api<CSINode>, driver: String, health: Arc<Health>, reconciler: Arc<Reconciler>) {
+    let watch = Watch { api, selector: FieldSelector::All, heartbeat: &health.nodes };
+    let update = |update| {
+        reconciler.cache.lock().update_nodes(update, now());
+    };
+    watch.run(|it| facts::node_registration(&driver, it), update).await;
+}
+
+async fn run_pools(pools: Pools, health: Arc<Health>) {
+    // Before everything is listed, pools look empty and nodes without plugin.
+    health.wait_until_listed().await;
+    pools.run(now).await;
+}
+
 struct WorkloadHandler {
     reconciler: Arc<Reconciler>,
     queue: Arc<Queue<ReconcileKey>>,
@@ -232,7 +264,11 @@ fn enqueue(queue: &Queue<ReconcileKey>, keys: ReconcileKeys, priority: Priority)
 }
 
 /// Reconciles everything now and then: some decisions depend on time, and watch events may be lost.
-async fn resync_periodically(reconciler: Arc<Reconciler>, queue: Arc<Queue<ReconcileKey>>) {
+async fn resync_periodically(
+    reconciler: Arc<Reconciler>,
+    queue: Arc<Queue<ReconcileKey>>,
+    pool_queue: Arc<Queue<String>>,
+) {
     loop {
         tokio::time::sleep(RESYNC_INTERVAL).await;
         let keys = {
@@ -243,6 +279,9 @@ async fn resync_periodically(reconciler: Arc<Reconciler>, queue: Arc<Queue<Recon
         };
         // New workloads do not wait until everything else was looked at.
         enqueue(&queue, keys, Priority::Low);
+        for node in reconciler.cache.lock().pool_nodes() {
+            pool_queue.add(node, Duration::ZERO, Priority::Low);
+        }
     }
 }
 

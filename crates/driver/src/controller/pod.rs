@@ -14,11 +14,12 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use s3csi_core::mountpoint_pod::{
-    CACHE_DIRECTORY, CacheVolume, DefaultResources, Medium, PodShape, Resources, STAGE_DIRECTORY,
+    CACHE_DIRECTORY, CacheVolume, DefaultResources, Medium, PodShape, PodTemplate, Resources, STAGE_DIRECTORY,
 };
 use s3csi_core::stage::StageLimit;
 use s3csi_core::{PvName, WorkloadUid};
 use s3csi_handoff::{COMMUNICATION_DIRECTORY, COMMUNICATION_VOLUME};
+use serde_json::{Value, json};
 
 use crate::api::{MetadataKeys, is_label_value};
 
@@ -92,7 +93,53 @@ const GRACE_SECONDS: i64 = 600;
 const AUTOSCALER_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/daemonset-pod";
 
 pub fn mountpoint_pod(settings: &PodSettings, parameters: &PodParameters<'_>) -> Pod {
-    let shape = parameters.shape;
+    let PodParameters { name, source: _, node_uid, node, workload: _, persistent_volume: _, volume_id: _, shape } =
+        *parameters;
+    let SourceMetadata { labels, annotations } = source_metadata(&settings.keys, parameters);
+    Pod {
+        metadata: metadata(settings, PodOwner { name, node, node_uid }, labels, annotations),
+        spec: Some(pod_spec(settings, node, shape)),
+        status: None,
+    }
+}
+
+/// A Mountpoint Pod that serves no source until one adopts it.
+pub fn warm_pod(settings: &PodSettings, owner: PodOwner<'_>) -> Pod {
+    let shape = PodShape::default();
+    let label = (settings.keys.warm(), template(settings, &shape).as_str().to_owned());
+    Pod {
+        metadata: metadata(settings, owner, BTreeMap::from([label]), BTreeMap::new()),
+        spec: Some(pod_spec(settings, owner.node, &shape)),
+        status: None,
+    }
+}
+
+/// What Mountpoint Pods of this shape have in common, on whatever node they are.
+pub fn template(settings: &PodSettings, shape: &PodShape) -> PodTemplate {
+    PodTemplate::of_spec(&json!(pod_spec(settings, "", shape)).to_string())
+}
+
+/// Gives a warm Pod to a source, if it still has this UID and version.
+pub fn adoption(settings: &PodSettings, parameters: &PodParameters<'_>, uid: &str, resource_version: &str) -> Value {
+    let SourceMetadata { labels, annotations } = source_metadata(&settings.keys, parameters);
+    let mut labels = json!(labels);
+    // A merge patch removes it.
+    labels[settings.keys.warm()] = Value::Null;
+    json!({
+        "metadata": { "uid": uid, "resourceVersion": resource_version, "labels": labels, "annotations": annotations },
+    })
+}
+
+/// A Mountpoint Pod and the node it belongs to.
+#[derive(Clone, Copy, Debug)]
+pub struct PodOwner<'a> {
+    pub name: &'a str,
+    pub node: &'a str,
+    /// Its UID, if it is known.
+    pub node_uid: Option<&'a str>,
+}
+
+fn pod_spec(settings: &PodSettings, node: &str, shape: &PodShape) -> PodSpec {
     let mut volumes = vec![Volume {
         name: COMMUNICATION_VOLUME.to_owned(),
         empty_dir: Some(EmptyDirVolumeSource {
@@ -148,68 +195,84 @@ pub fn mountpoint_pod(settings: &PodSettings, parameters: &PodParameters<'_>) ->
         ..Container::default()
     };
     let pull_secrets = settings.image_pull_secrets.iter().map(|it| LocalObjectReference { name: it.clone() });
-    Pod {
-        metadata: metadata(settings, parameters),
-        spec: Some(PodSpec {
-            affinity: Some(on_node(parameters.node)),
-            automount_service_account_token: Some(false),
-            containers: vec![container],
-            enable_service_links: Some(false),
-            image_pull_secrets: Some(pull_secrets.collect()).filter(|it: &Vec<_>| !it.is_empty()),
-            node_selector: Some(BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())])),
-            priority_class_name: settings.priority_class.clone(),
-            // A mounter that failed is restarted; one that was asked to exit is not.
-            restart_policy: Some("OnFailure".to_owned()),
-            security_context: Some(PodSecurityContext {
-                fs_group: user,
-                run_as_non_root: Some(true),
-                run_as_user: user,
-                seccomp_profile,
-                ..PodSecurityContext::default()
-            }),
-            service_account_name: shape.service_account.clone(),
-            termination_grace_period_seconds: Some(GRACE_SECONDS),
-            // A mounter may run wherever a workload may.
-            tolerations: Some(vec![Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() }]),
-            volumes: Some(volumes),
-            ..PodSpec::default()
+    PodSpec {
+        affinity: Some(on_node(node)),
+        automount_service_account_token: Some(false),
+        containers: vec![container],
+        enable_service_links: Some(false),
+        image_pull_secrets: Some(pull_secrets.collect()).filter(|it: &Vec<_>| !it.is_empty()),
+        node_selector: Some(BTreeMap::from([("kubernetes.io/os".to_owned(), "linux".to_owned())])),
+        priority_class_name: settings.priority_class.clone(),
+        // A mounter that failed is restarted; one that was asked to exit is not.
+        restart_policy: Some("OnFailure".to_owned()),
+        security_context: Some(PodSecurityContext {
+            fs_group: user,
+            run_as_non_root: Some(true),
+            run_as_user: user,
+            seccomp_profile,
+            ..PodSecurityContext::default()
         }),
-        status: None,
+        service_account_name: shape.service_account.clone(),
+        termination_grace_period_seconds: Some(GRACE_SECONDS),
+        // A mounter may run wherever a workload may.
+        tolerations: Some(vec![Toleration { operator: Some("Exists".to_owned()), ..Toleration::default() }]),
+        volumes: Some(volumes),
+        ..PodSpec::default()
     }
 }
 
-fn metadata(settings: &PodSettings, parameters: &PodParameters<'_>) -> ObjectMeta {
+/// Labels and annotations that say which source a Mountpoint Pod serves.
+struct SourceMetadata {
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+}
+
+fn source_metadata(keys: &MetadataKeys, parameters: &PodParameters<'_>) -> SourceMetadata {
+    let labels =
+        [(keys.pod_uid(), parameters.workload.as_str()), (keys.volume_name(), parameters.persistent_volume.as_str())];
+    let annotations =
+        [(keys.volume_name(), parameters.persistent_volume.as_str()), (keys.volume_id(), parameters.volume_id)];
+    let source = Some((keys.source(), parameters.source)).filter(|_| parameters.source != parameters.name);
+    SourceMetadata {
+        labels: labels.into_iter().chain(source).filter(|(_, value)| is_label_value(value)).map(owned).collect(),
+        annotations: annotations.into_iter().map(owned).collect(),
+    }
+}
+
+fn metadata(
+    settings: &PodSettings,
+    PodOwner { name, node, node_uid }: PodOwner<'_>,
+    mut labels: BTreeMap<String, String>,
+    mut annotations: BTreeMap<String, String>,
+) -> ObjectMeta {
     let keys = &settings.keys;
-    let labels = [
+    let versions = [
         (keys.driver_version(), settings.driver_version.as_str()),
         (keys.mountpoint_version(), settings.mountpoint_version.as_str()),
-        (keys.pod_uid(), parameters.workload.as_str()),
-        (keys.volume_name(), parameters.persistent_volume.as_str()),
     ];
-    let annotations = [
-        (keys.volume_name(), parameters.persistent_volume.as_str()),
-        (keys.volume_id(), parameters.volume_id),
-        (AUTOSCALER_ANNOTATION.to_owned(), "true"),
-    ];
-    let owned = |(key, value): (String, &str)| (key, value.to_owned());
-    let source = Some((keys.source(), parameters.source)).filter(|_| parameters.source != parameters.name);
-    let node = |uid: &str| OwnerReference {
+    labels.extend(versions.into_iter().filter(|(_, value)| is_label_value(value)).map(owned));
+    annotations.insert(AUTOSCALER_ANNOTATION.to_owned(), "true".to_owned());
+    let owner = |uid: &str| OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),
-        name: parameters.node.to_owned(),
+        name: node.to_owned(),
         uid: uid.to_owned(),
         controller: Some(true),
         block_owner_deletion: None,
     };
     ObjectMeta {
-        name: Some(parameters.name.to_owned()),
+        name: Some(name.to_owned()),
         namespace: Some(settings.namespace.clone()),
-        labels: Some(labels.into_iter().chain(source).filter(|(_, value)| is_label_value(value)).map(owned).collect()),
-        annotations: Some(annotations.into_iter().map(owned).collect()),
+        labels: Some(labels),
+        annotations: Some(annotations),
         // `kubectl drain` evicts Pods that have a controller; others only with --force.
-        owner_references: parameters.node_uid.map(|it| vec![node(it)]),
+        owner_references: node_uid.map(|it| vec![owner(it)]),
         ..ObjectMeta::default()
     }
+}
+
+fn owned((key, value): (String, &str)) -> (String, String) {
+    (key, value.to_owned())
 }
 
 /// Scheduled, instead of setting `nodeName`: the scheduler accounts for resources and honours priorities.

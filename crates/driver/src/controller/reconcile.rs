@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use s3csi_core::attachment::{Notice, Timestamp, decide};
+use s3csi_core::attachment::{Decision, Notice, ObservedState, Timestamp, decide};
 use s3csi_core::{Chain, PvName};
 
 use super::apply::{Apply, ApplyError};
@@ -67,17 +67,17 @@ impl Reconciler {
         let is_single_node = self.cache.lock().is_single_node(&key.persistent_volume);
         let _held =
             if is_single_node { Some(self.single_node_volumes.lock(&key.persistent_volume).await) } else { None };
-        let mut observed = self.cache.lock().observe(key);
-        let mut decision = decide(&observed, now);
+        let (mut observed, mut decision) = self.decide(key, now);
         let _replacing = if decision.replaces_ahead() {
             let held = self.replacements.lock().await;
-            observed = self.cache.lock().observe(key);
-            decision = decide(&observed, now);
+            self.cache.lock().release(decision.adopted());
+            (observed, decision) = self.decide(key, now);
             Some(held)
         } else {
             None
         };
         let errors = self.apply.run(&self.cache, key, &decision).await;
+        self.cache.lock().release(decision.adopted());
         let mut has_succeeded = errors.is_empty();
         for error in &errors {
             self.log(key, error);
@@ -121,11 +121,23 @@ impl Reconciler {
         ReconcileOutcome::Done { requeue_after: [next_in, status_in].into_iter().flatten().min() }
     }
 
+    /// Under one lock, so that no other worker takes the same warm Pods.
+    fn decide(&self, key: &ReconcileKey, now: Timestamp) -> (ObservedState, Decision) {
+        let mut cache = self.cache.lock();
+        let mut observed = cache.observe(key);
+        if !observed.warm_pods.is_empty() {
+            observed.template = cache.volume(&key.persistent_volume).and_then(|it| self.apply.template(it));
+        }
+        let decision = decide(&observed, now);
+        cache.reserve(decision.adopted());
+        (observed, decision)
+    }
+
     fn log(&self, key: &ReconcileKey, error: &ApplyError) {
         let (node, volume) = (&key.node, &key.persistent_volume);
         match error {
             // Most often the other writer did what we wanted.
-            ApplyError::LostRace { .. } => {
+            ApplyError::LostRace { .. } | ApplyError::LostWarmPod { .. } => {
                 tracing::debug!(node, %volume, error = %Chain(error), "lost a race, reconciling again");
             }
             // It may take as long as the drain of the node.

@@ -217,7 +217,7 @@ pub const MOUNTPOINT_PODS: Description = Description {
     unit: None,
     labels: &["state"],
     of: Program::Controller,
-    help: "Mountpoint Pods by phase, `ending` for those that are terminating or to be unmounted",
+    help: "Mountpoint Pods by phase, `ending` for those that are terminating or to be unmounted, `warm` for those that run and serve no source yet",
 };
 
 pub const WATCH_AGE: Description = Description {

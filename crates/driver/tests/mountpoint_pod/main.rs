@@ -1,12 +1,16 @@
 //! Mountpoint Pods as they are sent to the API server, each written down in a file beside this one.
 //! `make update-generated` rewrites them; what changed is then read in the diff.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use k8s_openapi::api::core::v1::Pod;
 use s3csi_core::mountpoint_pod::{DefaultResources, PodShape, Resources};
 use s3csi_core::stage::StageLimit;
 use s3csi_driver::api::MetadataKeys;
-use s3csi_driver::controller::pod::{Platform, PodParameters, PodSettings, mountpoint_pod};
+use s3csi_driver::controller::pod::{
+    Platform, PodOwner, PodParameters, PodSettings, adoption, mountpoint_pod, template, warm_pod,
+};
 
 fn settings() -> PodSettings {
     PodSettings {
@@ -49,7 +53,12 @@ fn check(file: &str, settings: &PodSettings, volume: &str, attributes: &[(&str, 
 
 #[track_caller]
 fn check_pod(file: &str, settings: &PodSettings, order: &PodParameters<'_>) {
-    let pod = serde_saphyr::to_string(&mountpoint_pod(settings, order)).unwrap();
+    check_file(file, &mountpoint_pod(settings, order));
+}
+
+#[track_caller]
+fn check_file(file: &str, pod: &Pod) {
+    let pod = serde_saphyr::to_string(pod).unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mountpoint_pod").join(file);
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&path, &pod).unwrap();
@@ -73,9 +82,63 @@ fn a_pod_that_takes_over_names_its_source_and_its_node_owns_it() {
         workload: &"a4509011-bd2a-4f37-b1b0-05d715087852".parse().unwrap(),
         persistent_volume: &"test-vol".parse().unwrap(),
         volume_id: "handle",
-        shape: &PodShape::parse(&std::collections::BTreeMap::new(), &[]).unwrap(),
+        shape: &PodShape::parse(&BTreeMap::new(), &[]).unwrap(),
     };
     check_pod("successor.yaml", &settings(), &order);
+}
+
+fn warm() -> Pod {
+    let node_uid = Some("11111111-1111-4111-8111-111111111111");
+    warm_pod(&settings(), PodOwner { name: NAME, node: "worker-1", node_uid })
+}
+
+#[test]
+fn a_warm_pod_serves_nothing_yet() {
+    check_file("warm.yaml", &warm());
+}
+
+/// What an adopted Pod says of itself is what one says that was started for the volume.
+#[test]
+fn an_adopted_pod_is_like_one_that_was_started() {
+    let order = PodParameters {
+        name: NAME,
+        source: "mp-66f7d2331f3149f00d62d7af839d4cee895e1c68a2f0d96ffd359f79",
+        node_uid: Some("11111111-1111-4111-8111-111111111111"),
+        node: "worker-1",
+        workload: &"a4509011-bd2a-4f37-b1b0-05d715087852".parse().unwrap(),
+        persistent_volume: &"test-vol".parse().unwrap(),
+        volume_id: "handle",
+        shape: &PodShape::default(),
+    };
+    let patch = adoption(&settings(), &order, "uid", "7");
+    assert_eq!((&patch["metadata"]["uid"], &patch["metadata"]["resourceVersion"]), (&"uid".into(), &"7".into()));
+    let mut adopted = warm();
+    let merge = |into: &mut Option<BTreeMap<String, String>>, key: &str| {
+        for (key, value) in patch["metadata"][key].as_object().unwrap() {
+            match value.as_str() {
+                Some(value) => into.get_or_insert_default().insert(key.clone(), value.to_owned()),
+                None => into.get_or_insert_default().remove(key),
+            };
+        }
+    };
+    merge(&mut adopted.metadata.labels, "labels");
+    merge(&mut adopted.metadata.annotations, "annotations");
+    assert_eq!(adopted, mountpoint_pod(&settings(), &order));
+}
+
+#[test]
+fn pods_of_the_same_spec_have_the_same_template() {
+    let of = |settings: &PodSettings, attributes: &[(&str, &str)]| {
+        let attributes = attributes.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        template(settings, &PodShape::parse(&attributes, &[]).unwrap())
+    };
+    let plain = of(&settings(), &[]);
+    assert_eq!(of(&settings(), &[("bucketName", "b")]), plain);
+    assert_eq!(of(&PodSettings { driver_version: "3.0.1".to_owned(), ..settings() }, &[]), plain);
+    assert_ne!(of(&settings(), &[("mountpointPodServiceAccountName", "reader")]), plain);
+    assert_ne!(of(&settings(), &[("mountpointContainerResourcesLimitsMemory", "1Gi")]), plain);
+    assert_ne!(of(&settings(), &[("cache", "emptyDir")]), plain);
+    assert_ne!(of(&PodSettings { image: "other".to_owned(), ..settings() }, &[]), plain);
 }
 
 #[test]

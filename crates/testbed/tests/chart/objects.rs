@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use crate::chart::{
-    NAMESPACE, Objects, RELEASE, STRATEGIES, containers, documents, elements, read, render, render_strategy, text,
+    NAMESPACE, Objects, RELEASE, STRATEGIES, Setting, containers, documents, elements, read, render, render_strategy,
+    text,
 };
 
 #[test]
@@ -170,6 +171,17 @@ fn no_role_grants_everything() {
             }
         }
     }
+}
+
+#[test]
+fn the_controller_watches_nodes_only_for_warm_mountpoint_pods() {
+    let check = |settings: &[Setting<'_>], expected: bool| {
+        let role = render(settings).get("ClusterRole", "s3-csi-driver-controller-cluster-role").clone();
+        let mut resources = elements(&role["rules"]).flat_map(|it| elements(&it["resources"]));
+        assert_eq!(resources.any(|it| it == "csinodes"), expected, "{settings:?}");
+    };
+    check(&[], false);
+    check(&[("mountpointPod.warm", json!(1))], true);
 }
 
 #[test]

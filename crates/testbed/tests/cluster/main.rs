@@ -24,4 +24,5 @@ mod sharing;
 mod stalls;
 mod strategies;
 mod sub_paths;
+mod warm_pods;
 mod world;

@@ -17,4 +17,5 @@ mod replacement;
 mod reports;
 mod sharing;
 mod single_node;
+mod warm_pods;
 mod world;

@@ -31,11 +31,11 @@ fn of_two_pods_of_one_second_the_successor_is_newer() {
 }
 
 #[test]
-fn a_pod_is_adopted_by_its_own_workload_unless_it_ends() {
+fn a_pod_accepts_its_own_workload_unless_it_ends() {
     let check = |change: fn(&mut MountpointPod), expected| {
         let mut pod = pod("a", PodPhase::Running);
         change(&mut pod);
-        assert_eq!(pod.is_adoptable(), expected);
+        assert_eq!(pod.accepts_its_creator(), expected);
     };
     check(|_| (), true);
     check(|it| it.phase = PodPhase::Pending, true);

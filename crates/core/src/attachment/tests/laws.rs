@@ -17,6 +17,9 @@ enum Event {
     WorkloadTerminates(usize),
     WorkloadEnds(usize),
     WorkloadIsRemoved(usize),
+    WarmPodAppears,
+    /// By the source of another volume.
+    WarmPodIsAdopted(usize),
     PodRuns(usize),
     PodFails(usize),
     PodIsDeleted(usize),
@@ -83,6 +86,7 @@ proptest! {
         reversed.workloads.reverse();
         reversed.attachments.reverse();
         reversed.mountpoint_pods.reverse();
+        reversed.warm_pods.reverse();
         prop_assert_eq!(decide(&observed, at(world.now)), decide(&reversed, at(world.now)));
     }
 }
@@ -111,6 +115,8 @@ fn events() -> impl Strategy<Value = Event> {
         2 => index().prop_map(Event::OldDriverAttaches),
     ];
     let nodes = prop_oneof![
+        3 => Just(Event::WarmPodAppears),
+        1 => index().prop_map(Event::WarmPodIsAdopted),
         4 => index().prop_map(Event::PodRuns),
         2 => index().prop_map(Event::PodFails),
         2 => index().prop_map(Event::PodIsDeleted),
@@ -167,6 +173,13 @@ fn happen(world: &mut World, controllers: &mut [Controller], event: &Event) -> R
             let waiting = world.facts.workloads.iter().filter(|(_, it)| it.activity() == Activity::Starting);
             if let Some(workload) = pick(waiting.map(|(it, _)| it), index) {
                 world.attach_as_before(&workload);
+            }
+        }
+        Event::WarmPodAppears => world.add_warm_pod(),
+        Event::WarmPodIsAdopted(index) => {
+            if let Some(name) = pick(world.facts.warm.keys(), index) {
+                let version = world.facts.warm[&name].resource_version.clone();
+                world.adopt(&name, &version, None)?;
             }
         }
         Event::PodRuns(index) => change_pod(world, index, |it| {

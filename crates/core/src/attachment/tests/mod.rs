@@ -1,5 +1,6 @@
 //! Scenes for the rules: facts are set up in a few words, decisions are read as lines of text.
 
+mod adoption;
 mod cleanup;
 mod identity;
 mod laws;
@@ -12,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 use crate::identifiers::{PvName, WorkloadUid};
+use crate::mountpoint_pod::PodTemplate;
 use crate::names::mountpoint_pod_name;
 use crate::publish::{Access, AuthenticationSource};
 use crate::sharing::SharingKey;
@@ -72,6 +74,7 @@ fn pod(workload: &str, phase: PodPhase) -> MountpointPod {
         is_movable: false,
         created_at: at(NOW - 60),
         problem: None,
+        warm: None,
     }
 }
 
@@ -84,6 +87,16 @@ fn successor(workload: &str) -> MountpointPod {
         created_at: at(NOW - 30),
         ..first
     }
+}
+
+fn template() -> PodTemplate {
+    PodTemplate::of_spec("spec")
+}
+
+/// A warm Pod, which is named like a number.
+fn warm_pod(number: &str, phase: PodPhase) -> MountpointPod {
+    let (name, uid) = (format!("warm-{number}"), format!("uid of warm {number}"));
+    MountpointPod { source: name.clone(), name, uid, warm: Some(template()), ..pod("a", phase) }
 }
 
 /// Facts about one PV on one node, and names to call things by: Mountpoint Pods are called `mp(a)` after the workload
@@ -109,6 +122,8 @@ fn scene() -> Scene {
             attachments: Vec::new(),
             mountpoint_pods: Vec::new(),
             may_upgrade: true,
+            warm_pods: Vec::new(),
+            template: Some(template()),
         },
         labels,
     }
@@ -161,6 +176,10 @@ impl Scene {
         self.with(|it| it.mountpoint_pods.push(pod))
     }
 
+    fn warm(self, pod: MountpointPod) -> Self {
+        self.with(|it| it.warm_pods.push(pod))
+    }
+
     fn running_pod(self, workload: &str) -> Self {
         self.pod(pod(workload, PodPhase::Running))
     }
@@ -203,6 +222,10 @@ impl Scene {
                 format!("start {name} for {workload} in {attachment}")
             }
             PodAction::Start { name, source, .. } => format!("start {name} to take over {source}"),
+            PodAction::Adopt { name, uid, resource_version, source, workload } => {
+                assert!(!uid.is_empty() && resource_version == "5");
+                format!("adopt {name} as {source} for {workload}")
+            }
             PodAction::Retire { name, creator: CreatorState::Ended, .. } => format!("retire {name}"),
             PodAction::Retire { name, creator: CreatorState::Unseen, .. } => format!("retire {name} if really unused"),
         }));
@@ -220,6 +243,14 @@ impl Scene {
         assert_eq!(decision.replaces_ahead(), lines.iter().any(|it| it.contains(" to take over ")));
         let lines: Vec<String> = lines.iter().map(|it| self.in_our_words(it)).collect();
         assert_eq!(lines, expected);
+    }
+
+    /// How many sources get a Pod, and how many of these a warm one.
+    #[track_caller]
+    fn check_pods(&self, sources: usize, adopted: usize) {
+        let decision = decide(&self.observed, at(NOW));
+        let names: BTreeSet<&str> = decision.adopted().collect();
+        assert_eq!((decision.pods.len(), decision.adopted().count(), names.len()), (sources, adopted, adopted));
     }
 
     /// The notices.

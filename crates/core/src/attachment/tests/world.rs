@@ -21,6 +21,8 @@ pub struct World {
     disowned: BTreeSet<WorkloadUid>,
     /// UIDs of Mountpoint Pods that we, and no user, retired.
     retired_by_us: BTreeSet<String>,
+    /// UIDs of warm Pods that a source has adopted.
+    pub adopted: BTreeSet<String>,
 }
 
 /// What can be seen, in truth or through a cache.
@@ -28,6 +30,8 @@ pub struct World {
 pub struct Facts {
     pub workloads: BTreeMap<WorkloadUid, WorkloadState>,
     pub pods: BTreeMap<String, MountpointPod>,
+    /// Warm Pods of the node.
+    pub warm: BTreeMap<String, MountpointPod>,
     pub attachments: BTreeMap<String, Attachment>,
     /// How often the PV's options were edited.
     pub edits: u8,
@@ -93,6 +97,7 @@ impl World {
             promised: BTreeSet::new(),
             disowned: BTreeSet::new(),
             retired_by_us: BTreeSet::new(),
+            adopted: BTreeSet::new(),
         }
     }
 
@@ -195,6 +200,9 @@ impl World {
                             return Err(format!("{name} is not of the current version"));
                         }
                     }
+                    // Users have ended all of them, and wait for the workloads to go.
+                    _ if pods.iter().all(|it| it.is_retired && !self.retired_by_us.contains(&it.uid))
+                        && !pods.is_empty() => {}
                     _ => return Err(format!("{name} serves somebody and has {pods:?}")),
                 }
             }
@@ -214,6 +222,10 @@ impl World {
     /// workloads whose Mountpoint Pod runs start.
     pub fn let_nodes_work(&mut self) -> bool {
         let before = self.serial;
+        for pod in self.facts.warm.values_mut().filter(|it| it.phase == PodPhase::Pending) {
+            self.serial += 1;
+            (pod.phase, pod.resource_version) = (PodPhase::Running, self.serial.to_string());
+        }
         let sources: BTreeSet<String> = self.facts.pods.values().map(|it| it.source.clone()).collect();
         for source in &sources {
             self.let_node_serve(source);
@@ -278,7 +290,7 @@ impl World {
         }
     }
 
-    fn new_pod(&mut self, name: &str) -> MountpointPod {
+    pub fn new_pod(&mut self, name: &str) -> MountpointPod {
         MountpointPod {
             name: name.to_owned(),
             source: name.to_owned(),
@@ -292,14 +304,14 @@ impl World {
 
 impl Controller {
     pub fn catch_up(&mut self, world: &World, part: Part) {
-        let Facts { workloads, pods, attachments, edits } = world.facts.clone();
+        let Facts { workloads, pods, warm, attachments, edits } = world.facts.clone();
         match part {
             Part::Workloads => {
                 self.gone.extend(self.cache.workloads.keys().filter(|it| !workloads.contains_key(it)).cloned());
                 self.cache.workloads = workloads;
             }
             Part::WorkloadsWithoutDeletions => self.cache.workloads = workloads,
-            Part::Pods => self.cache.pods = pods,
+            Part::Pods => (self.cache.pods, self.cache.warm) = (pods, warm),
             Part::Attachments => self.cache.attachments = attachments,
             Part::Volume => self.cache.edits = edits,
         }
@@ -340,6 +352,9 @@ impl Controller {
             Step::Pod(PodAction::Start { name, source, .. }) => {
                 let pod = MountpointPod { source, ..world.new_pod(&name) };
                 world.facts.pods.entry(name).or_insert(pod);
+            }
+            Step::Pod(PodAction::Adopt { name, uid: _, resource_version, source, workload: _ }) => {
+                world.adopt(&name, &resource_version, Some(source))?;
             }
             Step::Pod(PodAction::Retire { name, uid, source, creator }) => {
                 let workloads = match creator {
@@ -434,6 +449,8 @@ impl Facts {
             attachments: self.attachments.values().cloned().collect(),
             mountpoint_pods: self.pods.values().cloned().collect(),
             may_upgrade: true,
+            warm_pods: self.warm.values().cloned().collect(),
+            template: Some(template()),
         }
     }
 

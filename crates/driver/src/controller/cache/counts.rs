@@ -46,6 +46,7 @@ impl Cache {
 fn state_of(pod: &MountpointPod) -> &'static str {
     match pod.phase {
         _ if pod.is_terminating || pod.is_retired => "ending",
+        PodPhase::Running if pod.warm.is_some() => "warm",
         PodPhase::Pending => "pending",
         PodPhase::Running => "running",
         PodPhase::Succeeded => "succeeded",

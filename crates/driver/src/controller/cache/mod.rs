@@ -10,6 +10,7 @@ mod keys;
 mod sources;
 #[cfg(test)]
 mod tests;
+mod warm;
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -26,6 +27,7 @@ use self::index::Index;
 use self::inline::InlineIndex;
 pub use self::keys::{ReconcileKey, ReconcileKeys};
 use self::keys::{key_of_attachment, key_of_pod};
+use self::warm::WarmPods;
 use super::NewWorkloads;
 use super::facts::{AttachmentWithStatus, MountpointPodFacts};
 use crate::api::watch::WatchUpdate;
@@ -59,6 +61,7 @@ pub struct Cache {
     attachments_by_pod: Index<String, String>,
     pods: HashMap<String, MountpointPodFacts>,
     pods_by_key: Index<ReconcileKey, String>,
+    warm: WarmPods,
 }
 
 impl Cache {
@@ -84,6 +87,7 @@ impl Cache {
             attachments_by_pod: Index::default(),
             pods: HashMap::new(),
             pods_by_key: Index::default(),
+            warm: WarmPods::default(),
         }
     }
 
@@ -126,6 +130,9 @@ impl Cache {
             mountpoint_pods,
             attachments,
             may_upgrade: has_outdated && self.replacements(node) < self.upgrades_per_node,
+            warm_pods: self.warm_pods(node),
+            // Known to those who create Mountpoint Pods.
+            template: None,
         }
     }
 
@@ -415,6 +422,7 @@ impl Cache {
         if self.pods.get(name) == pod.as_ref() {
             return ReconcileKeys::new();
         }
+        self.warm.update(name, self.pods.get(name), pod.as_ref());
         let mut affected = ReconcileKeys::new();
         if let Some(key) = self.pods.remove(name).and_then(key_of_pod) {
             self.pods_by_key.remove(&key, name);

@@ -99,6 +99,7 @@ fn pod(name: &str, uid: &str, place: Option<(&str, &str)>) -> MountpointPodFacts
             is_movable: false,
             created_at: Timestamp::from_unix_seconds(0),
             problem: None,
+            warm: None,
         },
         node: place.map(|(node, _)| node.to_owned()),
         persistent_volume: place.map(|(_, volume)| volume.parse().unwrap()),
