@@ -1,7 +1,7 @@
 //! The certificates that the client trusts: those of the system or of `--ca-bundle`, and those that the volume brings.
 //!
-//! The library reads all of them at its start, which is half of the start of an engine. Where the store is reached without TLS and
-//! the keys are in a file, there is nothing to trust, and it gets one certificate of the system's.
+//! The library reads all of them at its start. Where the store is reached without TLS and the keys are at hand, there is nothing to
+//! trust, and it gets one certificate of the system's. No effect on the time of a start was measured.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
