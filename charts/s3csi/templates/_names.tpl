@@ -123,6 +123,21 @@ imagePullSecrets:
 {{- if and (eq (toString .Values.strategy) "pod") (gt $number 0) }}{{ $number }}{{ end -}}
 {{- end -}}
 
+{{- /* "true" if room is reserved for Mountpoint Pods, otherwise empty. Values of an older chart lack the key. */ -}}
+{{- define "s3csi.reservesHeadroom" -}}
+{{- if and (eq (toString .Values.strategy) "pod") .Values.mountpointPod.reserveHeadroom }}true{{ end -}}
+{{- end -}}
+
+{{- /*
+Value and policy of a priority class. They are immutable, so an existing class keeps those it has, such as one of the Scality chart.
+Takes a list: name, value, policy.
+*/ -}}
+{{- define "s3csi.priority" -}}
+{{- $existing := lookup "scheduling.k8s.io/v1" "PriorityClass" "" (index . 0) -}}
+value: {{ dig "value" (index . 1) $existing | int64 }}
+preemptionPolicy: {{ dig "preemptionPolicy" (index . 2) $existing }}
+{{- end -}}
+
 {{- /* "true" if the cluster has warm Mountpoint Pods, otherwise empty: the controller ends them. */ -}}
 {{- define "s3csi.hasWarmPods" -}}
 {{- range default list (lookup "v1" "Pod" .Values.mountpointPod.namespace "").items -}}
@@ -216,6 +231,9 @@ imagePullSecrets:
 {{- fail (printf "image.tag %v is a version of the Scality driver, and this chart installs s3csi %s: set image.tag to the tag of your s3csi image" .Values.image.tag .Chart.AppVersion) -}}
 {{- end -}}
 {{- if .Values.experimental -}}
+{{- if not (hasKey .Values.experimental "podMounter") -}}
+{{- fail "experimental belongs to the chart of AWS's driver: set mountpointPod.reserveHeadroom, mountpointPod.headroomImage and mountpointPod.headroomPodLabels in place of its reserveHeadroomForMountpointPods, headroomPodImage and headroomPodLabels, and remove it with --set experimental=null" -}}
+{{- end -}}
 {{- fail "experimental.podMounter belongs to version 1 of the Scality chart: set strategy=pod in place of true or strategy=systemd in place of false, and remove it with --set experimental=null" -}}
 {{- end -}}
 {{- if .Values.awsAccessSecret -}}

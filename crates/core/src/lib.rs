@@ -16,6 +16,7 @@ pub mod duration;
 pub mod endpoint;
 pub mod engine_failure;
 pub mod environment;
+pub mod headroom;
 pub mod hold;
 pub mod identifiers;
 pub mod limits;

@@ -6,6 +6,9 @@ use sha2::{Digest as _, Sha224, Sha256};
 
 use crate::identifiers::{PvName, WorkloadUid};
 
+/// Digits of a SHA-224.
+const HASH_LENGTH: usize = 56;
+
 /// The name of the Mountpoint Pod that was started for this workload and PV: `mp-` and 56 hex digits.
 ///
 /// The hash is of the concatenated texts, as in earlier drivers, so that their running Pods are found.
@@ -27,6 +30,13 @@ pub(crate) fn hex_sha224<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Part
         hash.update(part);
     }
     hex(&hash.finalize())
+}
+
+/// Whether a name is this prefix and a hash of [`hex_sha224`].
+pub(crate) fn is_derived(prefix: &str, name: &str) -> bool {
+    name.strip_prefix(prefix).is_some_and(|hash| {
+        hash.len() == HASH_LENGTH && hash.bytes().all(|it| it.is_ascii_digit() || (b'a'..=b'f').contains(&it))
+    })
 }
 
 fn hex(digest: &[u8]) -> String {

@@ -26,6 +26,15 @@ pub struct Workload {
     pub has_dead_mount: bool,
     pub fs_group: Option<i64>,
     pub claims: Vec<ClaimSource>,
+    pub headroom_gate: HeadroomGate,
+}
+
+/// Whether a workload has the scheduling gate with which it asks for room for its Mountpoint Pods. The scheduler ignores Pods with
+/// gates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeadroomGate {
+    Present,
+    Absent,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use crate::arguments::MountArguments;
 use crate::identifiers::WorkloadUid;
-use crate::names::hex_sha224;
+use crate::names::{hex_sha224, is_derived};
 use crate::sharing::SharingKey;
 
 use super::facts::{Attachment, AttachmentFields, Timestamp};
@@ -12,7 +12,6 @@ use super::requirements::MountRequirement;
 
 const ATTACHMENT_PREFIX: &str = "s3pa-";
 const MOUNTPOINT_POD_PREFIX: &str = "mp-";
-const HASH_LENGTH: usize = 56;
 
 /// The name of the attachment for this key. Derived, so that the API server lets only one exist.
 pub fn attachment_name(key: &SharingKey) -> String {
@@ -120,10 +119,4 @@ fn is_normalised(joined: &str, normalised: &str) -> bool {
     // An option that contains a comma is split here; equal options then differ, at the price of one more source.
     let options = joined.split(',').filter(|it| !it.is_empty());
     MountArguments::parse(options).is_ok_and(|it| it.normalised().join("\n") == normalised)
-}
-
-fn is_derived(prefix: &str, name: &str) -> bool {
-    name.strip_prefix(prefix).is_some_and(|hash| {
-        hash.len() == HASH_LENGTH && hash.bytes().all(|it| it.is_ascii_digit() || (b'a'..=b'f').contains(&it))
-    })
 }

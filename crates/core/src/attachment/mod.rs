@@ -27,13 +27,15 @@ pub use decision::{
     AttachmentChange, AttachmentWrite, CreatorState, Decision, Deletion, DetachReason, Notice, Placement, PodAction,
     PodLoss, Precondition, WaitReason,
 };
-pub use facts::{Activity, Attachment, AttachmentFields, Entries, Entry, MountpointPod, PodPhase, Timestamp, Workload};
+pub use facts::{
+    Activity, Attachment, AttachmentFields, Entries, Entry, HeadroomGate, MountpointPod, PodPhase, Timestamp, Workload,
+};
 pub use identity::{
     Assignment, PodIdentity, assignment, attachment_name, is_mountpoint_pod_name, newest_first, successor_name,
 };
 pub use requirements::{
     Claim, ClaimRef, ClaimSource, InlineVolume, MountRequirement, NodeScope, RequiredVolumes, UnresolvedClaim,
-    VolumeFacts, VolumeLifecycle, VolumeLister, VolumeRefusal, required_volumes,
+    VolumeFacts, VolumeLifecycle, VolumeLister, VolumeRefusal, required_volumes, unscheduled_volumes,
 };
 
 #[cfg(test)]

@@ -156,10 +156,19 @@ pub enum VolumeRefusal {
 
 /// The volumes of this workload, as far as they are known now. A workload without a node requires none yet.
 pub fn required_volumes(workload: &Workload, driver: &str, catalog: &impl VolumeLister) -> RequiredVolumes {
+    match &workload.node {
+        Some(node) => volumes_on(node, workload, driver, catalog),
+        None => RequiredVolumes::default(),
+    }
+}
+
+/// What a workload will require on whatever node it is scheduled to; the requirements name no node.
+pub fn unscheduled_volumes(workload: &Workload, driver: &str, catalog: &impl VolumeLister) -> RequiredVolumes {
+    volumes_on("", workload, driver, catalog)
+}
+
+fn volumes_on(node: &str, workload: &Workload, driver: &str, catalog: &impl VolumeLister) -> RequiredVolumes {
     let mut required = RequiredVolumes::default();
-    let Some(node) = &workload.node else {
-        return required;
-    };
     for reference in &workload.claims {
         if let ClaimSource::Inline(inline) = reference {
             let volume = inline.facts(workload, driver);

@@ -1,4 +1,4 @@
-//! Keys of labels and annotations on Mountpoint Pods. All are prefixed with the driver's name, as those of earlier drivers.
+//! Keys of labels and annotations on Mountpoint Pods, headroom Pods and workloads. All are prefixed with the driver's name, as those of earlier drivers.
 
 /// The keys of one driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +58,26 @@ impl MetadataKeys {
     /// Annotation: the PV's volume handle.
     pub fn volume_id(&self) -> String {
         self.of("volume-id")
+    }
+
+    /// Scheduling gate of workloads that want room for their Mountpoint Pods. AWS's driver has one of this name.
+    pub fn headroom_gate(&self) -> String {
+        self.of("reserve-headroom-for-mppod")
+    }
+
+    /// Label of a workload whose gate was removed: its UID. Headroom Pods must be where a Pod with it is.
+    pub fn headroom_for_workload(&self) -> String {
+        self.of("headroom-for-workload")
+    }
+
+    /// Label of a headroom Pod: the UID of the workload.
+    pub fn headroom_for_pod(&self) -> String {
+        self.of("headroom-for-pod")
+    }
+
+    /// Annotation of a headroom Pod, and label if it is a valid label value: the PV's name.
+    pub fn headroom_for_volume(&self) -> String {
+        self.of("headroom-for-volume")
     }
 
     /// Label of the claims of caches of kind `ephemeral`.

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::headroom::HeadroomArgs;
 use super::kubernetes::KubernetesArgs;
 use super::log::LogArgs;
 use super::mountpoint_resources::MountpointResourcesArgs;
@@ -52,6 +53,9 @@ pub struct ControllerArgs {
 
     #[command(flatten)]
     mountpoint_resources: MountpointResourcesArgs,
+
+    #[command(flatten)]
+    headroom: HeadroomArgs,
 
     /// How engines are run on the nodes. With strategies other than pod, the controller only serves the CSI socket.
     #[arg(long, env = "MOUNTER_KIND", value_enum, default_value = "pod")]
@@ -172,6 +176,7 @@ impl ControllerArgs {
             kubernetes,
             provisioning,
             mountpoint_resources,
+            headroom,
             strategy,
             draining,
             driver_name,
@@ -251,6 +256,7 @@ impl ControllerArgs {
                         default_resources: mountpoint_resources.defaults(),
                         stage: mountpoint_stage_size_limit,
                         platform,
+                        headroom: headroom.settings(),
                     },
                     identity,
                     leader_election: election_config,

@@ -1,10 +1,12 @@
 //! The command line: the only module that reads the environment; it builds everything else.
 
+mod allocator;
 mod background;
 mod controller;
 mod crd;
 mod credentials;
 mod directories;
+mod headroom;
 mod install;
 mod kubernetes;
 mod log;

@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::cache::{Cache, ReconcileKey};
 use super::facts;
 use super::failpoints::{Failpoint, Failpoints};
-use super::pod::{PodParameters, PodSettings, adoption, mountpoint_pod, template};
+use super::pod::{PodParameters, PodSettings, Room, adoption, mountpoint_pod, template};
 use super::uncached::{UncachedReadError, UncachedReader};
 use crate::api::call::{CallError, call};
 use crate::api::watch::WatchUpdate;
@@ -276,6 +276,7 @@ impl Apply {
             }
             node.map(|it| it.uid)
         };
+        let has_headroom = cache.lock().has_headroom(workload, &key.persistent_volume);
         let parameters = PodParameters {
             name,
             source,
@@ -285,6 +286,7 @@ impl Apply {
             persistent_volume: &key.persistent_volume,
             volume_id: &volume.handle,
             shape: &shape,
+            room: if has_headroom { Room::Reserved } else { Room::NotReserved },
         };
         let pod = mountpoint_pod(&self.settings, &parameters);
         match call(self.pods.create(&PostParams::default(), &pod)).await {
@@ -320,6 +322,7 @@ impl Apply {
             persistent_volume: &key.persistent_volume,
             volume_id: &volume.handle,
             shape: &PodShape::default(),
+            room: Room::NotReserved,
         };
         let patch = Patch::Merge(adoption(&self.settings, &parameters, uid, resource_version));
         match call(self.pods.patch(name, &PatchParams::default(), &patch)).await {

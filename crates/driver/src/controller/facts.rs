@@ -5,9 +5,10 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, P
 use k8s_openapi::api::storage::v1::CSINode;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use s3csi_core::attachment::{
-    Attachment, Claim, ClaimRef, ClaimSource, InlineVolume, MountpointPod, PodPhase, Timestamp, VolumeFacts,
-    VolumeLifecycle, Workload, is_mountpoint_pod_name,
+    Attachment, Claim, ClaimRef, ClaimSource, HeadroomGate, InlineVolume, MountpointPod, PodPhase, Timestamp,
+    VolumeFacts, VolumeLifecycle, Workload, is_mountpoint_pod_name,
 };
+use s3csi_core::headroom::{HeadroomPod, is_headroom_pod_name};
 use s3csi_core::mountpoint_pod::{PodShape, PodTemplate};
 use s3csi_core::{AccessMode, PvName};
 
@@ -22,6 +23,13 @@ pub struct MountpointPodFacts {
     pub persistent_volume: Option<PvName>,
     /// The condition that its node writes.
     pub mounted: Option<PodCondition>,
+}
+
+/// A Pod that a controller has created in the namespace of Mountpoint Pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnPod {
+    Mountpoint(MountpointPodFacts),
+    Headroom(HeadroomPod),
 }
 
 /// An attachment and its status.
@@ -43,7 +51,8 @@ pub fn node_registration(driver: &str, node: &CSINode) -> Option<NodeRegistratio
     Some(NodeRegistration { node: node.metadata.name.clone()?, is_registered })
 }
 
-/// `None` for Pods that mount neither a claim nor an inline volume of ours: most Pods of a cluster.
+/// `None` for Pods on nodes that mount neither a claim nor an inline volume of ours: most Pods of a cluster. Those without a node may
+/// have a scheduling gate.
 pub fn workload(driver: &str, pod: &Pod) -> Option<Workload> {
     let Pod { metadata, spec, status } = pod;
     let mounted = PodCondition::read(pod, &PodCondition::mounted(driver));
@@ -63,7 +72,8 @@ pub fn workload(driver: &str, pod: &Pod) -> Option<Workload> {
             (None, None, _) => None,
         })
         .collect();
-    if claims.is_empty() {
+    let node = spec.node_name.clone().filter(|it| !it.is_empty());
+    if claims.is_empty() && node.is_some() {
         return None;
     }
     Some(Workload {
@@ -71,13 +81,42 @@ pub fn workload(driver: &str, pod: &Pod) -> Option<Workload> {
         namespace: metadata.namespace.clone()?,
         name: metadata.name.clone()?,
         service_account: spec.service_account_name.clone().unwrap_or_else(|| "default".to_owned()),
-        node: spec.node_name.clone().filter(|it| !it.is_empty()),
+        node,
         phase: phase(status.as_ref()),
         is_terminating: metadata.deletion_timestamp.is_some(),
         is_unready: status.as_ref().is_some_and(is_unready),
         has_dead_mount: mounted.is_some_and(|it| it.status == "False"),
         fs_group: spec.security_context.as_ref().and_then(|it| it.fs_group),
         claims,
+        headroom_gate: headroom_gate(driver, spec),
+    })
+}
+
+fn headroom_gate(driver: &str, spec: &PodSpec) -> HeadroomGate {
+    let mut gates = spec.scheduling_gates.iter().flatten().peekable();
+    if gates.peek().is_none() {
+        return HeadroomGate::Absent;
+    }
+    let ours = MetadataKeys::new(driver).headroom_gate();
+    if gates.any(|it| it.name == ours) { HeadroomGate::Present } else { HeadroomGate::Absent }
+}
+
+/// `None` for other Pods in the namespace.
+pub fn own_pod(keys: &MetadataKeys, pod: &Pod) -> Option<OwnPod> {
+    mountpoint_pod_facts(keys, pod).map(OwnPod::Mountpoint).or_else(|| headroom_pod(keys, pod).map(OwnPod::Headroom))
+}
+
+pub fn headroom_pod(keys: &MetadataKeys, pod: &Pod) -> Option<HeadroomPod> {
+    let Pod { metadata, status, .. } = pod;
+    let label = metadata.labels.as_ref()?.get(&keys.headroom_for_pod())?;
+    let volume = metadata.annotations.as_ref()?.get(&keys.headroom_for_volume())?;
+    Some(HeadroomPod {
+        name: metadata.name.clone().filter(|it| is_headroom_pod_name(it))?,
+        uid: metadata.uid.clone()?,
+        workload: label.parse().ok()?,
+        persistent_volume: volume.parse().ok()?,
+        phase: phase(status.as_ref()),
+        is_terminating: metadata.deletion_timestamp.is_some(),
     })
 }
 

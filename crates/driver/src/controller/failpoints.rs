@@ -1,4 +1,4 @@
-//! The calls of `apply` and `status` by name.
+//! The calls of `apply`, `headroom` and `status` by name.
 
 use clap::ValueEnum;
 
@@ -12,6 +12,9 @@ pub enum Failpoint {
     PodRetired,
     PodDeleted,
     AttachmentDeleted,
+    HeadroomPodCreated,
+    HeadroomPodDeleted,
+    GateRemoved,
     StatusWritten,
     EventWritten,
 }

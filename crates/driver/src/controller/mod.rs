@@ -8,6 +8,8 @@ mod apply;
 mod cache;
 mod facts;
 pub mod failpoints;
+mod headroom;
+pub mod headroom_pod;
 mod health;
 mod leader_election;
 pub mod pod;
@@ -25,14 +27,16 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use s3csi_core::Chain;
 use s3csi_core::attachment::{Timestamp, Workload};
+use s3csi_core::headroom::Reservation;
 use s3csi_core::publish::InlineVolumes;
+use s3csi_core::{Chain, WorkloadUid};
 use tokio::task::JoinSet;
 
 use self::apply::Apply;
 use self::cache::{Cache, ReconcileKey, ReconcileKeys};
 use self::failpoints::Failpoints;
+use self::headroom::HeadroomReconciler;
 pub use self::health::Health;
 use self::leader_election::LeaderElection;
 pub use self::leader_election::LeaderElectionConfig;
@@ -46,6 +50,9 @@ use crate::api::watch::{FieldSelector, Watch, WatchHandler, WatchUpdate};
 
 /// How often everything is reconciled without a change: watch events may be lost.
 const RESYNC_INTERVAL: Duration = Duration::from_mins(2);
+
+/// How many workloads get headroom Pods at the same time: a Deployment may create hundreds at once.
+const HEADROOM_WORKERS: usize = 8;
 
 /// Between two attempts to find out.
 const PLATFORM_RETRY: Duration = Duration::from_secs(2);
@@ -66,6 +73,15 @@ pub struct ControllerConfig {
     pub new_workloads: NewWorkloads,
     pub inline_volumes: InlineVolumes,
     pub failpoints: Failpoints,
+}
+
+impl ControllerConfig {
+    fn reservation(&self) -> Reservation {
+        match (&self.pods.headroom, self.new_workloads) {
+            (Some(_), NewWorkloads::Attached) => Reservation::On,
+            (None, _) | (_, NewWorkloads::LeftAlone) => Reservation::Off,
+        }
+    }
 }
 
 /// What happens to workloads without a Mountpoint Pod.
@@ -133,12 +149,14 @@ async fn work(client: &Client, config: &ControllerConfig, health: &Arc<Health>) 
         NewWorkloads::LeftAlone => 0,
     };
     health.expect_nodes(0 < pool_size);
+    let headroom_queue = Arc::new(Queue::default());
     let reconciler = Arc::new(Reconciler {
         cache: Mutex::new(
             Cache::new(keys.driver(), &config.pods.driver_version, config.upgrades_per_node)
                 .with_new_workloads(config.new_workloads)
                 .with_inline_volumes(config.inline_volumes)
-                .with_pool_queue(pool_queue.clone()),
+                .with_pool_queue(pool_queue.clone())
+                .with_headroom(config.reservation(), headroom_queue.clone()),
         ),
         single_node_volumes: VolumeLocks::default(),
         replacements: tokio::sync::Mutex::default(),
@@ -158,7 +176,13 @@ async fn work(client: &Client, config: &ControllerConfig, health: &Arc<Health>) 
         let driver = keys.driver().to_owned();
         tasks.spawn(watch_nodes(Api::all(client.clone()), driver, health.clone(), reconciler.clone()));
     }
-    tasks.spawn(resync_periodically(reconciler.clone(), queue.clone(), pool_queue.clone()));
+    let queues = Queues { volumes: queue.clone(), pools: pool_queue.clone(), headroom: headroom_queue.clone() };
+    tasks.spawn(resync_periodically(reconciler.clone(), queues));
+    let headroom = HeadroomReconciler { client: client.clone(), reconciler: reconciler.clone(), queue: headroom_queue };
+    let headroom = Arc::new(headroom);
+    for _ in 0..HEADROOM_WORKERS {
+        tasks.spawn(run_headroom(headroom.clone(), health.clone()));
+    }
     let pools = Pools { reconciler: reconciler.clone(), queue: pool_queue, size: pool_size };
     tasks.spawn(run_pools(pools, health.clone()));
     for _ in 0..config.workers.get() {
@@ -203,24 +227,24 @@ fn watch_all(
     let claims: Api<PersistentVolumeClaim> = Api::all(client.clone());
     watch!(claims, claims, facts::claim, Cache::update_claims);
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    watch!(pods, pods, |it| facts::mountpoint_pod_facts(&keys, it), Cache::update_pods);
+    watch!(pods, pods, |it| facts::own_pod(&keys, it), Cache::update_own_pods);
     let handler = WorkloadHandler { reconciler: reconciler.clone(), queue: queue.clone() };
     let driver = config.pods.keys.driver().to_owned();
-    tasks.spawn(watch_workloads(Api::all(client.clone()), driver, namespace.clone(), health.clone(), handler));
+    let fields = workload_selector(namespace, config.reservation());
+    tasks.spawn(watch_workloads(Api::all(client.clone()), driver, fields, health.clone(), handler));
 }
 
-async fn watch_workloads(
-    api: Api<Pod>,
-    driver: String,
-    mountpoint_namespace: String,
-    health: Arc<Health>,
-    handler: WorkloadHandler,
-) {
-    // Pods that are not scheduled need nothing yet, those that have ended need nothing any more. The API server reports a Pod
-    // that no longer matches the selector as deleted.
-    let fields = format!(
-        "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed,metadata.namespace!={mountpoint_namespace}"
-    );
+/// Pods that have ended need nothing any more, and those that are not scheduled nothing yet but room. The API server reports a Pod that
+/// no longer matches the selector as deleted.
+fn workload_selector(mountpoint_namespace: &str, reservation: Reservation) -> String {
+    let living = format!("status.phase!=Succeeded,status.phase!=Failed,metadata.namespace!={mountpoint_namespace}");
+    match reservation {
+        Reservation::On => living,
+        Reservation::Off => format!("spec.nodeName!=,{living}"),
+    }
+}
+
+async fn watch_workloads(api: Api<Pod>, driver: String, fields: String, health: Arc<Health>, handler: WorkloadHandler) {
     // A workload that an attachment names and a later list does not is known to be gone, without waiting until it is stale.
     health.attachments.wait_until_listed().await;
     let watch = Watch { api, selector: FieldSelector::Required(fields), heartbeat: &health.workloads };
@@ -239,6 +263,19 @@ async fn run_pools(pools: Pools, health: Arc<Health>) {
     // Before everything is listed, pools look empty and nodes without plugin.
     health.wait_until_listed().await;
     pools.run(now).await;
+}
+
+async fn run_headroom(headroom: Arc<HeadroomReconciler>, health: Arc<Health>) {
+    // Before everything is listed, workloads look gone.
+    health.wait_until_listed().await;
+    headroom.run().await;
+}
+
+/// What is reconciled now and then without a change.
+struct Queues {
+    volumes: Arc<Queue<ReconcileKey>>,
+    pools: Arc<Queue<String>>,
+    headroom: Arc<Queue<WorkloadUid>>,
 }
 
 struct WorkloadHandler {
@@ -264,11 +301,7 @@ fn enqueue(queue: &Queue<ReconcileKey>, keys: ReconcileKeys, priority: Priority)
 }
 
 /// Reconciles everything now and then: some decisions depend on time, and watch events may be lost.
-async fn resync_periodically(
-    reconciler: Arc<Reconciler>,
-    queue: Arc<Queue<ReconcileKey>>,
-    pool_queue: Arc<Queue<String>>,
-) {
+async fn resync_periodically(reconciler: Arc<Reconciler>, queues: Queues) {
     loop {
         tokio::time::sleep(RESYNC_INTERVAL).await;
         let keys = {
@@ -278,9 +311,12 @@ async fn resync_periodically(
             cache.all_keys()
         };
         // New workloads do not wait until everything else was looked at.
-        enqueue(&queue, keys, Priority::Low);
+        enqueue(&queues.volumes, keys, Priority::Low);
         for node in reconciler.cache.lock().pool_nodes() {
-            pool_queue.add(node, Duration::ZERO, Priority::Low);
+            queues.pools.add(node, Duration::ZERO, Priority::Low);
+        }
+        for workload in reconciler.cache.lock().headroom_workloads() {
+            queues.headroom.add(workload, Duration::ZERO, Priority::Low);
         }
     }
 }

@@ -21,6 +21,7 @@ use s3csi_core::{PvName, WorkloadUid};
 use s3csi_handoff::{COMMUNICATION_DIRECTORY, COMMUNICATION_VOLUME};
 use serde_json::{Value, json};
 
+use super::headroom_pod::HeadroomSettings;
 use crate::api::{MetadataKeys, is_label_value};
 
 /// What all Mountpoint Pods have in common.
@@ -45,6 +46,8 @@ pub struct PodSettings {
     /// The limit of the staging volume, unless the volume sets another.
     pub stage: StageLimit,
     pub platform: Platform,
+    /// `None`: no room is reserved for Mountpoint Pods.
+    pub headroom: Option<HeadroomSettings>,
 }
 
 /// What assigns the user and group of a Pod.
@@ -69,6 +72,15 @@ pub struct PodParameters<'a> {
     pub persistent_volume: &'a PvName,
     pub volume_id: &'a str,
     pub shape: &'a PodShape,
+    pub room: Room,
+}
+
+/// Whether a headroom Pod holds the room of a Mountpoint Pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    NotReserved,
+    /// It may preempt Pods of lower priority; the headroom Pod has the lowest.
+    Reserved,
 }
 
 const CONTAINER: &str = "mountpoint";
@@ -93,12 +105,18 @@ const GRACE_SECONDS: i64 = 600;
 const AUTOSCALER_ANNOTATION: &str = "cluster-autoscaler.kubernetes.io/daemonset-pod";
 
 pub fn mountpoint_pod(settings: &PodSettings, parameters: &PodParameters<'_>) -> Pod {
-    let PodParameters { name, source: _, node_uid, node, workload: _, persistent_volume: _, volume_id: _, shape } =
+    let PodParameters { name, source: _, node_uid, node, workload: _, persistent_volume: _, volume_id: _, shape, room } =
         *parameters;
     let SourceMetadata { labels, annotations } = source_metadata(&settings.keys, parameters);
+    let mut spec = pod_spec(settings, node, shape);
+    if room == Room::Reserved
+        && let Some(class) = settings.headroom.as_ref().and_then(|it| it.preempting_priority_class.clone())
+    {
+        spec.priority_class_name = Some(class);
+    }
     Pod {
         metadata: metadata(settings, PodOwner { name, node, node_uid }, labels, annotations),
-        spec: Some(pod_spec(settings, node, shape)),
+        spec: Some(spec),
         status: None,
     }
 }
@@ -139,7 +157,7 @@ pub struct PodOwner<'a> {
     pub node_uid: Option<&'a str>,
 }
 
-fn pod_spec(settings: &PodSettings, node: &str, shape: &PodShape) -> PodSpec {
+pub(super) fn pod_spec(settings: &PodSettings, node: &str, shape: &PodShape) -> PodSpec {
     let mut volumes = vec![Volume {
         name: COMMUNICATION_VOLUME.to_owned(),
         empty_dir: Some(EmptyDirVolumeSource {

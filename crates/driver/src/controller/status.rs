@@ -9,6 +9,7 @@ use s3csi_core::PvName;
 use s3csi_core::attachment::{
     Attachment, MountpointPod, Notice, ObservedState, PodPhase, Timestamp, WaitReason, Workload, newest_first,
 };
+use s3csi_core::headroom::HeadroomNotice;
 use serde_json::{Value, json};
 
 use super::facts::AttachmentWithStatus;
@@ -110,6 +111,24 @@ impl StatusReporter {
     pub fn pod_not_created(&self, workload: &Workload, volume: &PvName, note: String) {
         let (severity, reason) = (EventType::Warning, "MountpointPodNotCreated");
         let details = EventDetails { severity, reason, subject: volume.to_string(), note };
+        self.events.record_condition(&reference(workload), details);
+    }
+
+    /// Records why a workload keeps its scheduling gate for now.
+    pub fn headroom_waits(&self, workload: &Workload, notice: &HeadroomNotice) {
+        let details = EventDetails {
+            severity: EventType::Normal,
+            reason: "WaitingForClaims",
+            subject: "headroom".to_owned(),
+            note: notice.to_string(),
+        };
+        self.events.record_condition(&reference(workload), details);
+    }
+
+    /// Records that no room can be reserved for the Mountpoint Pods of this workload, which keeps its scheduling gate.
+    pub fn headroom_not_reserved(&self, workload: &Workload, note: String) {
+        let (severity, reason) = (EventType::Warning, "HeadroomNotReserved");
+        let details = EventDetails { severity, reason, subject: "headroom".to_owned(), note };
         self.events.record_condition(&reference(workload), details);
     }
 }

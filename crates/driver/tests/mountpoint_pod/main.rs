@@ -8,8 +8,9 @@ use k8s_openapi::api::core::v1::Pod;
 use s3csi_core::mountpoint_pod::{DefaultResources, PodShape, Resources};
 use s3csi_core::stage::StageLimit;
 use s3csi_driver::api::MetadataKeys;
+use s3csi_driver::controller::headroom_pod::{HeadroomParameters, HeadroomSettings, headroom_pod};
 use s3csi_driver::controller::pod::{
-    Platform, PodOwner, PodParameters, PodSettings, adoption, mountpoint_pod, template, warm_pod,
+    Platform, PodOwner, PodParameters, PodSettings, Room, adoption, mountpoint_pod, template, warm_pod,
 };
 
 fn settings() -> PodSettings {
@@ -28,6 +29,7 @@ fn settings() -> PodSettings {
         default_resources: DefaultResources::default(),
         stage: StageLimit::Off,
         platform: Platform::Kubernetes,
+        headroom: None,
     }
 }
 
@@ -47,6 +49,7 @@ fn check(file: &str, settings: &PodSettings, volume: &str, attributes: &[(&str, 
         persistent_volume: &volume.parse().unwrap(),
         volume_id: "a handle, which may be any text/of any length",
         shape: &PodShape::parse(&attributes, &options).unwrap(),
+        room: Room::NotReserved,
     };
     check_pod(file, settings, &order);
 }
@@ -83,6 +86,7 @@ fn a_pod_that_takes_over_names_its_source_and_its_node_owns_it() {
         persistent_volume: &"test-vol".parse().unwrap(),
         volume_id: "handle",
         shape: &PodShape::parse(&BTreeMap::new(), &[]).unwrap(),
+        room: Room::NotReserved,
     };
     check_pod("successor.yaml", &settings(), &order);
 }
@@ -109,6 +113,7 @@ fn an_adopted_pod_is_like_one_that_was_started() {
         persistent_volume: &"test-vol".parse().unwrap(),
         volume_id: "handle",
         shape: &PodShape::default(),
+        room: Room::NotReserved,
     };
     let patch = adoption(&settings(), &order, "uid", "7");
     assert_eq!((&patch["metadata"]["uid"], &patch["metadata"]["resourceVersion"]), (&"uid".into(), &"7".into()));
@@ -124,6 +129,71 @@ fn an_adopted_pod_is_like_one_that_was_started() {
     merge(&mut adopted.metadata.labels, "labels");
     merge(&mut adopted.metadata.annotations, "annotations");
     assert_eq!(adopted, mountpoint_pod(&settings(), &order));
+}
+
+fn headroom() -> HeadroomSettings {
+    HeadroomSettings {
+        priority_class: Some("mount-s3-headroom".to_owned()),
+        preempting_priority_class: Some("mount-s3-preempting".to_owned()),
+        labels: BTreeMap::from([("team".to_owned(), "storage".to_owned())]),
+        ..HeadroomSettings::default()
+    }
+}
+
+/// The headroom Pod for a volume that asks for much more than room.
+fn headroom_of(headroom: &HeadroomSettings) -> Pod {
+    let attributes = [
+        ("mountpointContainerResourcesRequestsCpu", "100m"),
+        ("mountpointContainerResourcesLimitsMemory", "2Gi"),
+        ("mountpointPodServiceAccountName", "other"),
+        ("cache", "ephemeral"),
+        ("cacheEphemeralStorageClassName", "fast"),
+        ("cacheEphemeralStorageResourceRequest", "50Gi"),
+    ];
+    let attributes = attributes.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
+    let parameters = HeadroomParameters {
+        name: "hr-55f7d2331f3149f00d62d7af839d4cee895e1c68a2f0d96ffd359f79",
+        workload: &"a4509011-bd2a-4f37-b1b0-05d715087852".parse().unwrap(),
+        namespace: "team-a",
+        persistent_volume: &"test-vol".parse().unwrap(),
+        shape: &PodShape::parse(&attributes, &[]).unwrap(),
+    };
+    let ca_config_map = Some("s3-ca".to_owned());
+    let settings = PodSettings { stage: "1Gi".parse().unwrap(), ca_config_map, ..settings() };
+    headroom_pod(&settings, headroom, &parameters)
+}
+
+#[test]
+fn headroom_requests_what_the_mountpoint_pod_will_and_nothing_else() {
+    check_file("headroom.yaml", &headroom_of(&headroom()));
+}
+
+#[test]
+fn headroom_may_run_an_image_that_waits_by_itself() {
+    let image = Some("registry.example.com/pause:3.10".to_owned());
+    check_file("headroom-image.yaml", &headroom_of(&HeadroomSettings { image, ..headroom() }));
+}
+
+#[test]
+fn a_pod_that_room_is_reserved_for_preempts() {
+    let of = |room: Room, headroom: Option<HeadroomSettings>| {
+        let order = PodParameters {
+            name: NAME,
+            source: NAME,
+            node_uid: None,
+            node: "worker-1",
+            workload: &"a4509011-bd2a-4f37-b1b0-05d715087852".parse().unwrap(),
+            persistent_volume: &"test-vol".parse().unwrap(),
+            volume_id: "handle",
+            shape: &PodShape::default(),
+            room,
+        };
+        mountpoint_pod(&PodSettings { headroom, ..settings() }, &order).spec.unwrap().priority_class_name
+    };
+    let class = |it: &str| Some(it.to_owned());
+    assert_eq!(of(Room::Reserved, Some(headroom())), class("mount-s3-preempting"));
+    assert_eq!(of(Room::NotReserved, Some(headroom())), class("mount-s3-critical"));
+    assert_eq!(of(Room::Reserved, None), class("mount-s3-critical"));
 }
 
 #[test]

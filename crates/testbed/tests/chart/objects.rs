@@ -185,6 +185,58 @@ fn the_controller_watches_nodes_only_for_warm_mountpoint_pods() {
 }
 
 #[test]
+fn rights_and_priority_classes_for_headroom_exist_only_with_it() {
+    let patches_pods = |objects: &Objects| {
+        let role = objects.get("ClusterRole", "s3-csi-driver-controller-cluster-role");
+        let is_about_pods = |it: &&Value| elements(&it["resources"]).any(|it| it == "pods");
+        elements(&role["rules"]).filter(is_about_pods).any(|it| elements(&it["verbs"]).any(|it| it == "patch"))
+    };
+    let classes = |objects: &Objects| -> Vec<String> {
+        let of =
+            |it: &Value| format!("{} {} {}", text(&it["metadata"]["name"]), it["value"], text(&it["preemptionPolicy"]));
+        objects.of_kind("PriorityClass").map(of).collect()
+    };
+    let on = ("mountpointPod.reserveHeadroom", json!(true));
+    let without = render_strategy("pod");
+    assert!(!patches_pods(&without));
+    assert_eq!(classes(&without), ["mount-s3-critical 1000000000 Never"]);
+    let variable_of = |objects: &Objects, name: &str| variable(objects, "Deployment", "s3-csi-controller", name);
+    assert_eq!(variable_of(&without, "RESERVE_HEADROOM"), Value::Null);
+
+    let with = render(std::slice::from_ref(&on));
+    assert!(patches_pods(&with));
+    // Of the same value as other Mountpoint Pods: these must not take the room that was made for one.
+    let expected = [
+        "mount-s3-critical 1000000000 Never",
+        "mount-s3-headroom -10 Never",
+        "mount-s3-preempting 1000000000 PreemptLowerPriority",
+    ];
+    let mut found = classes(&with);
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    assert_eq!(variable_of(&with, "RESERVE_HEADROOM"), "on");
+    assert_eq!(variable_of(&with, "MOUNTPOINT_HEADROOM_IMAGE"), Value::Null);
+    for strategy in ["systemd", "daemon"] {
+        let other = render(&[on.clone(), ("strategy", json!(strategy))]);
+        assert_eq!(classes(&other), [""; 0], "{strategy}");
+    }
+}
+
+#[test]
+fn headroom_has_the_image_and_the_labels_of_the_values() {
+    let objects = render(&[
+        ("mountpointPod.reserveHeadroom", json!(true)),
+        ("mountpointPod.headroomImage.repository", json!("registry.example.com/pause")),
+        ("mountpointPod.headroomImage.tag", json!("3.10")),
+        ("mountpointPod.headroomPodLabels", json!({"team": "storage", "example.com/kind": "headroom"})),
+    ]);
+    let variable = |name: &str| variable(&objects, "Deployment", "s3-csi-controller", name);
+    assert_eq!(variable("MOUNTPOINT_HEADROOM_IMAGE"), "registry.example.com/pause:3.10");
+    assert_eq!(variable("MOUNTPOINT_HEADROOM_IMAGE_PULL_POLICY"), "IfNotPresent");
+    assert_eq!(variable("MOUNTPOINT_HEADROOM_POD_LABELS"), "example.com/kind=headroom,team=storage");
+}
+
+#[test]
 fn the_definition_of_attachments_is_kept_and_follows_the_driver_s_name() {
     let name = "mountpoints3podattachments.s3.csi.scality.com";
     let objects = render_strategy("pod");

@@ -9,7 +9,7 @@ use crate::chart::{self, Setting, directory, helm, read, render, render_text, te
 use crate::schema::Schema;
 
 /// What must be set before these values can have a meaning.
-const PREREQUISITES: [(&str, &str, &str); 31] = [
+const PREREQUISITES: [(&str, &str, &str); 35] = [
     ("mounter.", "strategy", "daemon"),
     ("systemd.", "strategy", "systemd"),
     ("initContainer.", "strategy", "systemd"),
@@ -41,6 +41,10 @@ const PREREQUISITES: [(&str, &str, &str); 31] = [
     ("podIdentity.roleArn", "podIdentity.enabled", "true"),
     ("podIdentity.agent.", "podIdentity.enabled", "true"),
     ("podIdentity.agent.audience", "podIdentity.agent.url", "http://127.0.0.1/v1"),
+    ("mountpointPod.preempting", "mountpointPod.reserveHeadroom", "true"),
+    ("mountpointPod.headroom", "mountpointPod.reserveHeadroom", "true"),
+    ("mountpointPod.headroomImage.tag", "mountpointPod.headroomImage.repository", "registry.example.com/pause"),
+    ("mountpointPod.headroomImage.pullPolicy", "mountpointPod.headroomImage.repository", "registry.example.com/pause"),
 ];
 
 fn prerequisites(path: &str) -> Vec<Setting<'static>> {
@@ -145,6 +149,7 @@ fn wrong_texts_are_refused() {
     check("driverName", json!("Not A Name"));
     check("sidecars.csiProvisioner.timeout", json!("soon"));
     check("mountpointPod.namespace", json!("Not A Name"));
+    check("mountpointPod.headroomPodLabels", json!({"team": "a b"}));
 }
 
 #[test]
@@ -201,6 +206,7 @@ fn values_of_the_earlier_chart_that_mean_something_else_are_refused_with_a_sente
     );
     check("image.tag", json!("2.2.0"), "image.tag 2.2.0 is a version of the Scality driver");
     check("experimental.podMounter", json!(false), "strategy=systemd in place of false");
+    check("experimental.reserveHeadroomForMountpointPods", json!(true), "set mountpointPod.reserveHeadroom");
     check("node.mountpointInstallPath", json!("/opt/mountpoint-s3-csi/bin/"), "set systemd.engineDirectory");
     check("awsAccessSecret.name", json!("aws-secret"), "set s3CredentialSecret.name");
 }

@@ -6,6 +6,7 @@ mod control_plane;
 mod ending;
 mod examples;
 mod failures;
+mod headroom;
 mod identity;
 mod image;
 mod life;

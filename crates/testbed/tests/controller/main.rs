@@ -7,6 +7,7 @@ mod churn;
 mod cleanup;
 mod crashes;
 mod election;
+mod headroom;
 mod late_binding;
 mod lifetimes;
 mod metrics;

@@ -17,7 +17,7 @@ to those of kubelet. An Event that repeats is recorded once a minute; failures t
 ";
 
 /// Reason, what records it, meaning.
-const EVENTS: [(&str, &str, &str); 19] = [
+const EVENTS: [(&str, &str, &str); 21] = [
     ("MountpointPodAssigned", "controller", "a Mountpoint Pod serves the workload"),
     ("WaitingForMountpointPod", "controller", "the Mountpoint Pod does not run yet; the message names the reason"),
     (
@@ -27,6 +27,16 @@ const EVENTS: [(&str, &str, &str); 19] = [
     ),
     ("MountpointPodNotCreated", "controller", "the API server rejected the Mountpoint Pod"),
     ("MountpointPodReplaced", "controller", "a Mountpoint Pod was lost while in use; another one replaces it"),
+    (
+        "WaitingForClaims",
+        "controller",
+        "the Pod keeps its scheduling gate until every claim is bound; then room for its Mountpoint Pods is reserved",
+    ),
+    (
+        "HeadroomNotReserved",
+        "controller",
+        "a headroom Pod was rejected, or the scheduling gate could not be removed; the Pod keeps the gate, and the controller retries",
+    ),
     ("VolumeMounted", "node", "the bucket is mounted"),
     (
         "VolumeRemounted",

@@ -19,6 +19,7 @@ fn workload(claims: &[&str]) -> Workload {
         has_dead_mount: false,
         fs_group: None,
         claims: claims.iter().map(|it| ClaimSource::Claim((*it).to_owned())).collect(),
+        headroom_gate: HeadroomGate::Absent,
     }
 }
 
@@ -96,6 +97,10 @@ fn claims_volumes_and_nodes_may_come_in_any_order() {
     check(&workload(&["data"]), &objects(&bound(), &[volume("pv", "data")]), &["pv"]);
     check(&unscheduled, &objects(&bound(), &[volume("pv", "data")]), &[]);
     check(&unscheduled, &objects(&[unbound()], &[unclaimed()]), &[]);
+    let ahead = unscheduled_volumes(&unscheduled, DRIVER, &objects(&bound(), &[volume("pv", "data")]));
+    assert_eq!(ahead.ours.keys().map(PvName::as_str).collect::<Vec<_>>(), ["pv"]);
+    let ahead = unscheduled_volumes(&unscheduled, DRIVER, &objects(&[unbound()], &[unclaimed()]));
+    assert_eq!(ahead.unresolved, BTreeMap::from([("data".to_owned(), UnresolvedClaim::ClaimNotBound)]));
     check(&workload(&["data"]), &objects(&[], &[]), &["data: the claim does not exist yet"]);
     check(&workload(&["data"]), &objects(&[unbound()], &[unclaimed()]), &["data: the claim is not bound yet"]);
     check(

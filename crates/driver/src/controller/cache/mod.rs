@@ -4,6 +4,7 @@
 //! compare-and-swap, or the next reconciliation repairs it.
 
 mod counts;
+mod headroom;
 mod index;
 mod inline;
 mod keys;
@@ -23,6 +24,7 @@ use s3csi_core::publish::InlineVolumes;
 use s3csi_core::{PvName, WorkloadUid};
 
 pub use self::counts::ClusterCounts;
+use self::headroom::Headroom;
 use self::index::Index;
 use self::inline::InlineIndex;
 pub use self::keys::{ReconcileKey, ReconcileKeys};
@@ -62,6 +64,7 @@ pub struct Cache {
     pods: HashMap<String, MountpointPodFacts>,
     pods_by_key: Index<ReconcileKey, String>,
     warm: WarmPods,
+    headroom: Headroom,
 }
 
 impl Cache {
@@ -88,6 +91,7 @@ impl Cache {
             pods: HashMap::new(),
             pods_by_key: Index::default(),
             warm: WarmPods::default(),
+            headroom: Headroom::default(),
         }
     }
 
@@ -319,10 +323,15 @@ impl Cache {
         if known == Some(&workload) {
             return ReconcileKeys::new();
         }
+        if Self::is_ungated_without_volumes(&workload) {
+            return self.remove_workload(&workload.uid, Instant::now());
+        }
         let mut affected = known.map(|it| self.keys_of_workload(it)).unwrap_or_default();
         self.index_volumes(&workload);
         affected.extend(self.keys_of_workload(&workload));
-        self.workloads.insert(workload.uid.clone(), workload);
+        let uid = workload.uid.clone();
+        self.workloads.insert(uid.clone(), workload);
+        self.enqueue_headroom(&uid);
         affected
     }
 
@@ -332,6 +341,7 @@ impl Cache {
         };
         let affected = self.keys_of_workload(&workload);
         self.unindex_volumes(&workload);
+        self.enqueue_headroom(uid);
         self.remember_gone(uid, affected, now)
     }
 
@@ -365,6 +375,7 @@ impl Cache {
             self.claims.insert(name.clone(), claim);
         }
         affected.extend(self.keys_of_claim(name));
+        self.workloads_by_claim.get(name).for_each(|it| self.enqueue_headroom(it));
         affected
     }
 
@@ -378,6 +389,8 @@ impl Cache {
             None => self.volumes.remove(name),
         };
         affected.extend(self.keys_of_volume(name));
+        let claims = self.claims_by_volume.get(name);
+        claims.flat_map(|it| self.workloads_by_claim.get(it)).for_each(|it| self.enqueue_headroom(it));
         affected
     }
 
@@ -410,6 +423,7 @@ impl Cache {
                 self.attachments_by_pod.insert(pod.clone(), name.to_owned());
                 for entry in entries {
                     self.attachments_by_workload.insert(entry.workload.clone(), name.to_owned());
+                    self.enqueue_headroom(&entry.workload);
                 }
             }
             affected.insert(key);
@@ -423,6 +437,7 @@ impl Cache {
             return ReconcileKeys::new();
         }
         self.warm.update(name, self.pods.get(name), pod.as_ref());
+        let source = pod.as_ref().map(|it| it.pod.source.clone());
         let mut affected = ReconcileKeys::new();
         if let Some(key) = self.pods.remove(name).and_then(key_of_pod) {
             self.pods_by_key.remove(&key, name);
@@ -434,6 +449,9 @@ impl Cache {
                 affected.insert(key);
             }
             self.pods.insert(name.to_owned(), pod);
+        }
+        if let Some(source) = source {
+            self.enqueue_headroom_of_source(&source);
         }
         let named_by = self.attachments_by_pod.get(name).filter_map(|it| self.attachments.get(it));
         affected.extend(

@@ -1,12 +1,17 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use s3csi_core::AccessMode;
 use s3csi_core::attachment::{
-    Activity, Attachment, AttachmentFields, ClaimRef, ClaimSource, Entry, InlineVolume, MountpointPod, PodPhase,
-    Timestamp, VolumeLifecycle,
+    Activity, Attachment, AttachmentFields, ClaimRef, ClaimSource, Entry, HeadroomGate, InlineVolume, MountpointPod,
+    PodPhase, Timestamp, VolumeLifecycle,
 };
+use s3csi_core::headroom::{HeadroomPod, Reservation, headroom_pod_name};
+use s3csi_core::mountpoint_pod_name;
 
 use super::*;
+use crate::controller::facts::OwnPod;
+use crate::controller::queue::Queue;
 
 const DRIVER: &str = "s3.csi.scality.com";
 
@@ -31,6 +36,7 @@ fn workload(name: &str, node: &str, claim: &str) -> Workload {
         has_dead_mount: false,
         fs_group: None,
         claims: vec![ClaimSource::Claim(claim.to_owned())],
+        headroom_gate: HeadroomGate::Absent,
     }
 }
 
@@ -299,4 +305,99 @@ fn inline_volumes_do_not_exist_where_they_are_refused() {
     let mut cache = cache();
     let affected = cache.update_workloads(WatchUpdate::Changed(with_inline("w")), Instant::now());
     assert_eq!(affected, ReconcileKeys::new());
+}
+
+/// A cache in which room may be reserved, and the queue of workloads.
+fn with_headroom() -> (Cache, Arc<Queue<WorkloadUid>>) {
+    let queue = Arc::new(Queue::default());
+    (cache().with_headroom(Reservation::On, queue.clone()), queue)
+}
+
+/// What was enqueued since the last call.
+async fn enqueued(queue: &Queue<WorkloadUid>) -> Vec<String> {
+    let mut found = Vec::new();
+    while 0 < queue.depth(tokio::time::Instant::now()).due {
+        let uid = queue.next().await;
+        queue.done(&uid, None);
+        found.push(uid.to_string());
+    }
+    found
+}
+
+fn gated(name: &str, claims: &[&str]) -> Workload {
+    let claims = claims.iter().map(|it| ClaimSource::Claim((*it).to_owned())).collect();
+    Workload { node: None, headroom_gate: HeadroomGate::Present, claims, ..workload(name, "", "") }
+}
+
+fn headroom_pod(workload: &str, volume: &str) -> HeadroomPod {
+    let (workload, persistent_volume) = (uid(workload), volume.parse().unwrap());
+    HeadroomPod {
+        name: headroom_pod_name(&workload, &persistent_volume),
+        uid: "uid".to_owned(),
+        workload,
+        persistent_volume,
+        phase: PodPhase::Running,
+        is_terminating: false,
+    }
+}
+
+#[tokio::test]
+async fn a_gated_workload_is_looked_at_when_its_volumes_become_known() {
+    let (mut cache, queue) = with_headroom();
+    cache.update_workloads(WatchUpdate::Changed(gated("a", &["c"])), Instant::now());
+    assert_eq!(enqueued(&queue).await, ["a"]);
+    assert_eq!(cache.observe_headroom(&uid("a")).workload.unwrap().unresolved.len(), 1);
+    cache.update_claims(WatchUpdate::Changed(claim("c", Some("pv"))));
+    assert_eq!(enqueued(&queue).await, ["a"]);
+    cache.update_volumes(WatchUpdate::Changed(volume("pv", "c")));
+    assert_eq!(enqueued(&queue).await, ["a"]);
+    let observed = cache.observe_headroom(&uid("a")).workload.unwrap();
+    assert_eq!((observed.volumes, observed.unresolved), (["pv".parse().unwrap()].into(), BTreeMap::new()));
+    assert_eq!(cache.headroom_workloads(), [uid("a")].into());
+    // Ungated, nothing is left to do.
+    let admitted = Workload { headroom_gate: HeadroomGate::Absent, ..gated("a", &["c"]) };
+    cache.update_workloads(WatchUpdate::Changed(admitted), Instant::now());
+    assert_eq!((enqueued(&queue).await, cache.headroom_workloads()), (Vec::new(), BTreeSet::new()));
+}
+
+#[test]
+fn pods_without_volumes_and_gate_are_not_kept() {
+    let (mut cache, _) = with_headroom();
+    let bare = |gate| Workload { headroom_gate: gate, ..gated("a", &[]) };
+    cache.update_workloads(WatchUpdate::Changed(bare(HeadroomGate::Present)), Instant::now());
+    assert!(cache.workload(&uid("a")).is_some());
+    cache.update_workloads(WatchUpdate::Changed(bare(HeadroomGate::Absent)), Instant::now());
+    assert!(cache.workload(&uid("a")).is_none());
+}
+
+#[tokio::test]
+async fn a_volume_is_served_when_its_mountpoint_pod_runs_or_is_that_of_another_workload() {
+    let (mut cache, queue) = with_headroom();
+    cache.update_own_pods(WatchUpdate::Listed(vec![OwnPod::Headroom(headroom_pod("a", "pv"))]));
+    assert_eq!(enqueued(&queue).await, ["a"]);
+    assert!(cache.has_headroom(&uid("a"), &"pv".parse().unwrap()));
+    cache.update_workloads(WatchUpdate::Changed(workload("a", "node", "c")), Instant::now());
+    enqueued(&queue).await;
+    let is_served = |cache: &Cache| !cache.observe_headroom(&uid("a")).workload.unwrap().served.is_empty();
+
+    let own = mountpoint_pod_name(&uid("a"), &"pv".parse().unwrap());
+    cache.update_attachments(WatchUpdate::Changed(attachment("x", "node", "pv", "1", &[(&own, "a")])));
+    assert_eq!((enqueued(&queue).await, is_served(&cache)), (vec!["a".to_owned()], false));
+    let mut starting = pod(&own, "1", Some(("node", "pv")));
+    starting.pod.phase = PodPhase::Pending;
+    cache.update_own_pods(WatchUpdate::Changed(OwnPod::Mountpoint(starting)));
+    assert_eq!((enqueued(&queue).await, is_served(&cache)), (vec!["a".to_owned()], false));
+    cache.update_own_pods(WatchUpdate::Changed(OwnPod::Mountpoint(pod(&own, "1", Some(("node", "pv"))))));
+    assert_eq!((enqueued(&queue).await, is_served(&cache)), (vec!["a".to_owned()], true));
+
+    let shared = attachment("x", "node", "pv", "2", &[("mp-of-another", "a")]);
+    cache.update_attachments(WatchUpdate::Changed(shared));
+    assert!(is_served(&cache));
+
+    // It is deleted: another one of this name would be a different Pod.
+    let other = HeadroomPod { uid: "other".to_owned(), ..headroom_pod("a", "pv") };
+    cache.update_own_pods(WatchUpdate::Deleted(OwnPod::Headroom(other)));
+    assert_eq!(cache.headroom_workloads(), [uid("a")].into());
+    cache.update_own_pods(WatchUpdate::Deleted(OwnPod::Headroom(headroom_pod("a", "pv"))));
+    assert_eq!(cache.headroom_workloads(), BTreeSet::new());
 }
