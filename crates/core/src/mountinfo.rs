@@ -4,18 +4,32 @@
 //! mount point with an unusual name would hide the whole table or itself. A table that is incomplete makes the node
 //! believe that nothing uses a mount.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The mount source of every FUSE mount of this driver, in all its versions.
 pub const OUR_SOURCE: &str = "mountpoint-s3";
 
 /// The mounts of one namespace at one moment, in the kernel's order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct MountTable {
     mounts: Vec<Mount>,
+    /// Made by the first lookup. A sweep looks up each of its sources, so that a search of the whole table would take time with the
+    /// square of the number of volumes.
+    index: OnceLock<Index>,
+}
+
+/// Positions of mounts, in the kernel's order.
+#[derive(Clone, Debug, Default)]
+struct Index {
+    /// By the hash of their path.
+    by_path: HashMap<u64, Vec<usize>>,
+    by_device: HashMap<Device, Vec<usize>>,
 }
 
 /// One mount, as the kernel describes it.
@@ -54,7 +68,7 @@ pub struct InvalidLine {
 impl MountTable {
     pub fn parse(text: &[u8]) -> Result<Self, InvalidLine> {
         let lines = text.split(|it| *it == b'\n').filter(|it| !it.is_empty());
-        Ok(Self { mounts: lines.map(parse_line).collect::<Result<_, _>>()? })
+        lines.map(parse_line).collect()
     }
 
     pub fn entries(&self) -> &[Mount] {
@@ -72,23 +86,51 @@ impl MountTable {
 
     /// Every mount at exactly this path, including those covered by another one.
     pub fn all_at<'a>(&'a self, path: &Path) -> impl Iterator<Item = &'a Mount> {
-        self.mounts.iter().filter(move |it| it.at == path)
+        let found = self.index().by_path.get(&hash_of(path)).map_or(&[][..], Vec::as_slice);
+        found.iter().map(|it| &self.mounts[*it]).filter(move |it| it.at == path)
     }
 
     /// Every mount of one file system: the source and its bind mounts.
     pub fn of_device(&self, device: Device) -> impl Iterator<Item = &Mount> {
-        self.mounts.iter().filter(move |it| it.device == device)
+        let found = self.index().by_device.get(&device).map_or(&[][..], Vec::as_slice);
+        found.iter().map(|it| &self.mounts[*it])
     }
 
     /// Every mount somewhere below a directory, the directory itself excluded.
     pub fn beneath<'a>(&'a self, directory: &Path) -> impl Iterator<Item = &'a Mount> {
         self.mounts.iter().filter(move |it| it.at != directory && it.at.starts_with(directory))
     }
+
+    fn index(&self) -> &Index {
+        self.index.get_or_init(|| {
+            let mut index = Index::default();
+            for (position, mount) in self.mounts.iter().enumerate() {
+                index.by_path.entry(hash_of(&mount.at)).or_default().push(position);
+                index.by_device.entry(mount.device).or_default().push(position);
+            }
+            index
+        })
+    }
 }
+
+/// Equal paths have equal hashes, however they are spelled.
+fn hash_of(path: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    path.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl PartialEq for MountTable {
+    fn eq(&self, other: &Self) -> bool {
+        self.mounts == other.mounts
+    }
+}
+
+impl Eq for MountTable {}
 
 impl FromIterator<Mount> for MountTable {
     fn from_iter<T: IntoIterator<Item = Mount>>(mounts: T) -> Self {
-        Self { mounts: mounts.into_iter().collect() }
+        Self { mounts: mounts.into_iter().collect(), index: OnceLock::new() }
     }
 }
 

@@ -14,6 +14,7 @@ use s3csi_core::publish::SecretFallback;
 use s3csi_handoff::COMMUNICATION_DIRECTORY;
 use tokio::runtime::Runtime;
 
+use super::allocator::ensure_one_heap;
 use super::background::{BackgroundTasks, NodePaths};
 use super::credentials::CredentialArgs;
 use super::directories::{resolved_directory, share_directory};
@@ -65,6 +66,12 @@ const SYSTEMD_STAGE: &str = "systemd-stage";
 
 /// A call that is stuck in the kernel must not keep the process from ending.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// They only pass messages on, also on a node with a hundred processors: calls have threads of their own.
+const ASYNC_WORKERS: usize = 2;
+
+/// Calls come in bursts, and a thread that waits for the next one keeps the pages of its stack.
+const CALL_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RegistrationMode {
@@ -212,6 +219,9 @@ impl NodeArgs {
             stop_after,
         } = self;
         log.start();
+        if let Err(error) = ensure_one_heap() {
+            tracing::warn!(%error, "each thread may keep a heap of its own");
+        }
         let endpoint_url = s3_endpoint_url
             .filter(|it| !it.is_empty())
             .context("AWS_ENDPOINT_URL environment variable must be set (or --s3-endpoint-url), for example to http://s3.example.com:8000")?;
@@ -221,6 +231,8 @@ impl NodeArgs {
         let driver_credentials = Arc::new(credentials.driver_credentials(&settings)?);
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .enable_all()
+            .worker_threads(ASYNC_WORKERS)
+            .thread_keep_alive(CALL_THREAD_KEEP_ALIVE)
             .build()
             .context("failed to start the async runtime")?;
         draining.retain(|it| *it != strategy && *it != Strategy::Systemd);

@@ -1,6 +1,7 @@
 //! Strategy `daemon`: one unprivileged mounter per node runs one engine per source. The name of a source is the hash of its
 //! sharing key; its users are counted in the kernel's mount table only.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -186,13 +187,17 @@ impl Daemon {
 
     /// Removes every unused source: a crash may have left one.
     pub fn sweep(&self) {
-        for name in source_names(&self.sources).into_iter().chain(source_names(&self.mounter_dir)) {
+        let names: BTreeSet<String> =
+            source_names(&self.sources).into_iter().chain(source_names(&self.mounter_dir)).collect();
+        for name in names {
             // A locked source is being worked on and is no leftover.
             let Some(_held) = self.locks.try_lock(&name) else { continue };
             let path = self.sources.join(&name);
             if self.tidy(&name) == Some(RetireOutcome::Unmounted) {
                 self.manager.remediations.record(ORPHANED_SOURCE_REMOVED, &path, &name);
-            } else if let Ok(directory) = SafeDir::open(&self.mounter_dir) {
+            } else if self.manager.held_mounts.find(&path).is_none()
+                && let Ok(directory) = SafeDir::open(&self.mounter_dir)
+            {
                 self.manager.adopt(&name, &path, MounterAddress { directory, pod: None }, &name);
             }
         }

@@ -287,13 +287,13 @@ impl UnitMounts {
 
     /// Every unit whose target is in kubelet's directory.
     pub fn list(&self, deadline: Instant) -> Result<Vec<Unit>, SystemdError> {
-        self.units.list(&self.systemd, &self.kubelet, deadline)
+        self.units.list(&self.systemd, |it| it.starts_with(&self.kubelet), deadline)
     }
 
     /// The units of a target, running or failed.
     fn units_at(&self, target: &Path, deadline: Instant) -> Result<Vec<String>, SystemdError> {
-        let all = self.list(deadline)?;
-        Ok(all.into_iter().filter(|it| it.target == target).map(|it| it.name).collect())
+        let is_wanted = |it: &Path| it == target && it.starts_with(&self.kubelet);
+        Ok(self.units.list(&self.systemd, is_wanted, deadline)?.into_iter().map(|it| it.name).collect())
     }
 }
 

@@ -25,7 +25,12 @@ pub struct Unit {
 
 /// The commands of units, which never change. Also what is left of a unit after its end.
 #[derive(Debug, Default)]
-pub struct UnitCache(Mutex<HashMap<String, CachedUnit>>);
+pub struct UnitCache {
+    units: Mutex<HashMap<String, CachedUnit>>,
+    /// Held while units are listed. Each list names all mounts of the node, and a hundred publishes may ask for it at once; systemd
+    /// answers them one after the other anyway.
+    listing: Mutex<()>,
+}
 
 #[derive(Debug)]
 struct CachedUnit {
@@ -63,12 +68,12 @@ pub fn target_of(command: &UnitCommand) -> Option<&Path> {
 
 impl UnitCache {
     pub fn insert(&self, unit: &str, command: UnitCommand) {
-        self.0.lock().insert(unit.to_owned(), CachedUnit { command, engines: 1, killed: None });
+        self.units.lock().insert(unit.to_owned(), CachedUnit { command, engines: 1, killed: None });
     }
 
     /// Whether this number of engines is new. systemd repeats the status text whenever another property changes.
     pub fn is_new_engine(&self, unit: &str, engines: u64) -> bool {
-        let mut map = self.0.lock();
+        let mut map = self.units.lock();
         let Some(cached) = map.get_mut(unit).filter(|it| it.engines < engines) else { return false };
         cached.engines = engines;
         true
@@ -76,7 +81,7 @@ impl UnitCache {
 
     /// Its next supervisor counts engines from the beginning. Returns whether this is new: systemd repeats the state, too.
     pub fn note_restart(&self, unit: &str) -> bool {
-        let mut map = self.0.lock();
+        let mut map = self.units.lock();
         let Some(cached) = map.get_mut(unit) else { return false };
         cached.engines = 1;
         let is_new = cached.killed.is_none();
@@ -86,41 +91,52 @@ impl UnitCache {
 
     /// How long a restarted unit did not serve its mount, once.
     pub fn take_outage(&self, unit: &str) -> Option<Duration> {
-        self.0.lock().get_mut(unit)?.killed.take().map(|it| it.elapsed())
+        self.units.lock().get_mut(unit)?.killed.take().map(|it| it.elapsed())
     }
 
     pub fn get(&self, unit: &str) -> Option<UnitCommand> {
-        self.0.lock().get(unit).map(|it| it.command.clone())
+        self.units.lock().get(unit).map(|it| it.command.clone())
     }
 
     pub fn forget(&self, unit: &str) {
-        self.0.lock().remove(unit);
+        self.units.lock().remove(unit);
     }
 
     pub fn names(&self) -> Vec<String> {
-        self.0.lock().keys().cloned().collect()
+        self.units.lock().keys().cloned().collect()
     }
 
-    /// Every unit whose target is beneath kubelet's directory.
-    pub fn list(&self, systemd: &Systemd, kubelet: &Path, deadline: Instant) -> Result<Vec<Unit>, SystemdError> {
+    /// Every unit whose target is wanted.
+    pub fn list(
+        &self,
+        systemd: &Systemd,
+        is_wanted: impl Fn(&Path) -> bool,
+        deadline: Instant,
+    ) -> Result<Vec<Unit>, SystemdError> {
+        let Some(_listing) = self.listing.try_lock_until(deadline) else {
+            return Err(SystemdError::NoAnswer { call: "the list of units" });
+        };
+        // Copied only if it is wanted: a command with its environment is long.
+        let wanted = |command: &UnitCommand| {
+            let target = target_of(command).filter(|it| is_wanted(it))?.to_owned();
+            Some((target, command.clone()))
+        };
         let mut units = Vec::new();
-        for row in systemd.list(PATTERN, deadline)? {
-            if !is_mount_unit(&row.name) {
-                continue;
-            }
-            let command = match self.get(&row.name) {
-                Some(command) => command,
+        for row in systemd.list(PATTERN, deadline)?.into_iter().filter(|it| is_mount_unit(&it.name)) {
+            let known = self.units.lock().get(&row.name).map(|it| wanted(&it.command));
+            let found = match known {
+                Some(found) => found,
                 // It may have ended meanwhile.
                 None => match systemd.command(&row.name, deadline)? {
                     Some(command) => {
-                        self.insert(&row.name, command.clone());
-                        command
+                        let found = wanted(&command);
+                        self.insert(&row.name, command);
+                        found
                     }
                     None => continue,
                 },
             };
-            if let Some(target) = target_of(&command).filter(|it| it.starts_with(kubelet)) {
-                let target = target.to_owned();
+            if let Some((target, command)) = found {
                 units.push(Unit { name: row.name, active: row.active, has_job: row.has_job, target, command });
             }
         }
