@@ -20,9 +20,10 @@ use mountpoint_s3_fs::s3::config::{MemoryLimitSetting, PartConfig, Region, Targe
 use s3csi_core::FailureCode;
 
 use crate::cli::{Arguments, Environment};
-use crate::client::MetadataCache;
+use crate::client::{Lister, MetadataCache};
 use crate::logging::crt::ConnectionErrors;
 use crate::probe::{self, ProbeError};
+use crate::settings;
 
 /// Measured: eight parallel readers are not faster with 1 or 4 GiB than with 512 MiB, but half as many files can be open for
 /// writing (47 instead of 111). A node runs many mounts, so the library's own default of 95 % of its memory is out of the
@@ -180,12 +181,16 @@ pub fn connect(
     if *check != BucketCheck::Probe {
         return Ok(connected(client, region_name));
     }
-    match probe::check(&client, path, &server, connection_errors) {
+    let check = |client: &S3CrtClient| {
+        let lister = Lister::new(settings::raw_config(arguments, path, client));
+        probe::check(client, path, &server, connection_errors, lister)
+    };
+    match check(&client) {
         Ok(()) => Ok(connected(client, region_name)),
         Err(ProbeError::OtherRegion { region, .. }) if arguments.region.is_none() => {
             tracing::warn!(region, "the bucket is in another region");
             let client = create(Region::new_inferred(region.clone()), parts(arguments)?)?;
-            probe::check(&client, path, &server, connection_errors).map_err(S3ClientError::Probe)?;
+            check(&client).map_err(S3ClientError::Probe)?;
             Ok(connected(client, region))
         }
         Err(error) => Err(S3ClientError::Probe(error)),

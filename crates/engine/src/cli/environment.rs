@@ -43,6 +43,8 @@ pub struct Environment {
     pub manager: Option<ServiceManager>,
     /// Set by the service manager if an earlier process of this service was killed.
     pub stored: Option<StoredDescriptors>,
+    /// The profile to use, if no flag names one.
+    pub profile: Option<String>,
     /// The file that the keys are in.
     pub keys: Option<PathBuf>,
     /// The file that says how a profile gets its keys.
@@ -137,6 +139,7 @@ impl Environment {
             oom_score: text(OOM_SCORE_VARIABLE).and_then(|it| it.parse().ok()),
             manager: set("NOTIFY_SOCKET").map(|it| ServiceManager::at(it.into())),
             stored: stored(),
+            profile: text("AWS_PROFILE"),
             keys: set("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from),
             profiles: set("AWS_CONFIG_FILE").map(PathBuf::from),
             has_keys: ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"].into_iter().all(|it| set(it).is_some()),

@@ -1,12 +1,16 @@
 //! Gives up requests that a hostile or broken store keeps open. The client library collects headers, errors and listings in memory
 //! however long they become, and takes one byte per second for progress; it offers no limit for either. But a request whose
 //! future is dropped is cancelled, its connection closed and its memory freed.
+//!
+//! That takes a moment, which grows with the load of the machine. A program that got an error and tries again would begin with that
+//! memory as the usual one, and could take as much once more: the error is therefore passed on when the memory is free.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
+use futures::channel::oneshot;
 use futures::future::{AbortHandle, Abortable};
 use parking_lot::{Condvar, Mutex};
 
@@ -18,8 +22,11 @@ const LONGEST_ANSWER: Duration = Duration::from_mins(4);
 /// has less than a mebibyte.
 const GROWTH: u64 = 256 << 20;
 
-/// How often open requests are looked at.
-const INTERVAL: Duration = Duration::from_millis(50);
+/// How often open requests are looked at: a store on the same machine sends a hundred mebibytes in this time.
+const INTERVAL: Duration = Duration::from_millis(20);
+
+/// How long an error waits for the memory of its request, which may be in use for something else meanwhile.
+const FREED_WITHIN: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug)]
 pub struct WatchdogLimits {
@@ -60,6 +67,14 @@ struct Shared {
 struct OpenRequests {
     next: u64,
     requests: HashMap<u64, OpenRequest>,
+    /// Requests that took too much memory.
+    unfreed: Vec<UnfreedMemory>,
+}
+
+impl OpenRequests {
+    fn is_empty(&self) -> bool {
+        self.requests.is_empty() && self.unfreed.is_empty()
+    }
 }
 
 #[derive(Debug)]
@@ -68,8 +83,23 @@ struct OpenRequest {
     begun: Instant,
     /// The memory of the process when the request was first looked at.
     memory: Option<u64>,
-    cause: Arc<OnceLock<Interrupted>>,
+    given_up: Arc<OnceLock<GivenUp>>,
     abort: AbortHandle,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct GivenUp {
+    cause: Interrupted,
+    /// As in the request.
+    memory: u64,
+}
+
+#[derive(Debug)]
+struct UnfreedMemory {
+    since: Instant,
+    /// The process has less when it is free.
+    most: u64,
+    _freed: oneshot::Sender<()>,
 }
 
 impl WatchdogLimits {
@@ -95,11 +125,19 @@ impl Watchdog {
     /// Waits for an answer as long as it keeps within the limits.
     pub async fn watch<T>(&self, kind: AnswerKind, answer: impl Future<Output = T>) -> Result<T, Interrupted> {
         let (abort, registration) = AbortHandle::new_pair();
-        let cause = Arc::new(OnceLock::new());
-        let request = OpenRequest { kind, begun: Instant::now(), memory: None, cause: Arc::clone(&cause), abort };
-        let _open = self.0.open(request);
-        let answered = Abortable::new(answer, registration).await;
-        answered.map_err(|_| cause.get().copied().unwrap_or(Interrupted::TooMuch))
+        let given_up = Arc::new(OnceLock::new());
+        let request = OpenRequest { kind, begun: Instant::now(), memory: None, given_up: Arc::clone(&given_up), abort };
+        let open = self.0.open(request);
+        if let Ok(answer) = Abortable::new(answer, registration).await {
+            return Ok(answer);
+        }
+        drop(open);
+        let Some(GivenUp { cause, memory }) = given_up.get().copied() else { return Err(Interrupted::TooMuch) };
+        if cause == Interrupted::TooMuch {
+            // Dropped, not sent.
+            let _ = self.0.freed(memory).await;
+        }
+        Err(cause)
     }
 }
 
@@ -120,17 +158,29 @@ impl Shared {
         let mut open = self.open.lock();
         let number = open.next;
         open.next += 1;
-        open.requests.insert(number, request);
-        if open.requests.len() == 1 {
+        if open.is_empty() {
             self.begun.notify_one();
         }
+        open.requests.insert(number, request);
         Open { shared: self, number }
+    }
+
+    /// Ends when most of what the process has more than this is free, or is not within some seconds.
+    fn freed(&self, memory: u64) -> oneshot::Receiver<()> {
+        let (freed, receiver) = oneshot::channel();
+        let most = memory.saturating_add(self.limits.most_growth / 2);
+        let mut open = self.open.lock();
+        if open.is_empty() {
+            self.begun.notify_one();
+        }
+        open.unfreed.push(UnfreedMemory { since: Instant::now(), most, _freed: freed });
+        receiver
     }
 
     fn run(&self) {
         loop {
             let mut open = self.open.lock();
-            self.begun.wait_while(&mut open, |it| it.requests.is_empty());
+            self.begun.wait_while(&mut open, |it| it.is_empty());
             drop(open);
             thread::sleep(INTERVAL);
             self.look(Instant::now(), memory());
@@ -139,7 +189,11 @@ impl Shared {
 
     fn look(&self, now: Instant, memory: Option<u64>) {
         let WatchdogLimits { longest_answer, most_growth } = self.limits;
-        for request in self.open.lock().requests.values_mut() {
+        let mut open = self.open.lock();
+        open.unfreed.retain(|it| {
+            memory.is_some_and(|memory| it.most < memory) && now.saturating_duration_since(it.since) < FREED_WITHIN
+        });
+        for request in open.requests.values_mut() {
             let before = *request.memory.get_or_insert(memory.unwrap_or(u64::MAX));
             let cause = if memory.is_some_and(|it| most_growth < it.saturating_sub(before)) {
                 Interrupted::TooMuch
@@ -151,7 +205,7 @@ impl Shared {
                 continue;
             };
             // The first cause counts.
-            let _ = request.cause.set(cause);
+            let _ = request.given_up.set(GivenUp { cause, memory: before });
             request.abort.abort();
         }
     }
@@ -182,6 +236,11 @@ mod tests {
         assert_eq!(request.as_mut().now_or_never(), None);
         watchdog.0.look(Instant::now(), memory[0]);
         watchdog.0.look(Instant::now() + after, memory[1]);
+        let answer = request.as_mut().now_or_never();
+        if answer.is_some() {
+            return answer;
+        }
+        watchdog.0.look(Instant::now() + after, memory[0]);
         request.now_or_never()
     }
 
@@ -205,11 +264,39 @@ mod tests {
     }
 
     #[test]
+    fn an_error_is_passed_on_when_the_memory_is_free() {
+        let watchdog = Watchdog::idle(LIMITS);
+        let mut request = std::pin::pin!(watchdog.watch(AnswerKind::Short, future::pending::<()>()));
+        let mut poll_at = |after, memory| {
+            watchdog.0.look(Instant::now() + after, Some(memory));
+            request.as_mut().now_or_never()
+        };
+        for memory in [50, 500, 500, 101] {
+            assert_eq!(poll_at(Duration::ZERO, memory), None);
+        }
+        assert_eq!(poll_at(Duration::ZERO, 100), Some(Err(Interrupted::TooMuch)));
+        assert!(watchdog.0.open.lock().is_empty());
+    }
+
+    #[test]
+    fn an_error_does_not_wait_for_ever() {
+        let watchdog = Watchdog::idle(LIMITS);
+        let mut request = std::pin::pin!(watchdog.watch(AnswerKind::Short, future::pending::<()>()));
+        for memory in [50, 500] {
+            assert_eq!(request.as_mut().now_or_never(), None);
+            watchdog.0.look(Instant::now(), Some(memory));
+        }
+        assert_eq!(request.as_mut().now_or_never(), None);
+        watchdog.0.look(Instant::now() + FREED_WITHIN, Some(500));
+        assert_eq!(request.now_or_never(), Some(Err(Interrupted::TooMuch)));
+    }
+
+    #[test]
     fn an_answer_in_time_is_passed_on_and_forgotten() {
         let watchdog = Watchdog::start(LIMITS).unwrap();
         assert_eq!(block_on(watchdog.watch(AnswerKind::Short, future::ready(7))), Ok(7));
         assert_eq!(watchdog.watch(AnswerKind::Short, future::pending::<()>()).now_or_never(), None);
-        assert!(watchdog.0.open.lock().requests.is_empty());
+        assert!(watchdog.0.open.lock().is_empty());
         assert!(0 < memory().unwrap());
     }
 

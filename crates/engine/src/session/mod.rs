@@ -3,6 +3,7 @@
 mod descriptor;
 mod init;
 mod mount;
+mod request_buffers;
 mod shutdown;
 mod supervisor;
 
@@ -13,7 +14,7 @@ use mountpoint_s3_fs::fuse::session::FuseSession;
 use s3csi_supervisor::MountResources;
 
 use crate::cli::{self, Arguments, Environment, StoredDescriptors};
-use crate::state::{InFlight, RequestClass, State};
+use crate::state::{InFlight, RequestClass, Start, State};
 
 use init::Unanswered;
 
@@ -131,6 +132,9 @@ pub fn start(
         supervisor.wait_for_turn().map_err(SessionError::Supervisor)?;
     }
     takeover.state.lock().map_err(|cause| SessionError::Lock { cause })?;
+    if takeover.state.start() == Start::Resumed {
+        request_buffers::touch_new_buffers();
+    }
     takeover.resumable.resume();
     let noted = takeover.state.take_in_flight();
     let (session, unanswered) = prepared.attach(&connection.device, takeover.resending).map_err(SessionError::Init)?;
