@@ -18,8 +18,8 @@ use s3csi_handoff::core_dumps;
 
 use crate::cli::{Arguments, Environment};
 use crate::client::{
-    ClientUsage, FallbackLister, MemoryBudget, MetadataCache, Moves, SmallFilePrefetch, StoreClient, StoreTimeout,
-    Watchdog, WatchdogLimits,
+    ClientUsage, Lister, MemoryBudget, MetadataCache, Moves, SmallFilePrefetch, StoreClient, StoreTimeout, Watchdog,
+    WatchdogLimits,
 };
 use crate::connect::{self, BucketCheck, S3ClientError};
 use crate::front::{
@@ -197,7 +197,8 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         watchdog,
         timeout: timeout.clone(),
         listing_check: Arc::default(),
-        fallback: Arc::new(FallbackLister::new(raw.clone())),
+        lister: Arc::new(Lister::new(raw.clone())),
+        runtime: runtime.clone(),
     };
 
     let cache_directory = cache_directory(arguments, environment, start)?;
@@ -212,11 +213,12 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         path.prefix.to_string(),
         settings::upload_settings(arguments, &config),
         raw,
+        client.listings.clone(),
         timeout.clone(),
     );
     let front_config = settings::front_config(arguments, &config);
     let metablock = Arc::new(Superblock::new(client.clone(), path, superblock_config));
-    let superblock = RecordingMetablock { inner: Arc::clone(&metablock), records: Arc::clone(&records) };
+    let superblock = RecordingMetablock::new(Arc::clone(&metablock), Arc::clone(&records));
     let files = S3Filesystem::new(client, prefetcher, connected.pool, runtime, superblock, config);
 
     let options = MountOptions {

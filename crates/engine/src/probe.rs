@@ -16,7 +16,7 @@ use mountpoint_s3_fs::s3::S3Path;
 use s3csi_core::FailureCode;
 use s3csi_core::text::shortened;
 
-use crate::client::lacks_etag;
+use crate::client::Lister;
 use crate::logging::crt::{ConnectionErrors, ConnectionProblem};
 
 /// A server that is just being restarted is back by then.
@@ -92,25 +92,33 @@ impl ProbeError {
     }
 }
 
-/// Lists at most one name, as the mount itself will do all the time.
+/// Lists at most one name. The library does it, since its errors tell more; `lister`, which serves the mount, reads listings that the
+/// library does not.
 pub fn check(
     client: &S3CrtClient,
     path: &S3Path,
     server: &str,
     connection_errors: &ConnectionErrors,
+    lister: Lister,
 ) -> Result<(), ProbeError> {
     let problems = connection_errors.listen();
     let (sender, answered) = channel();
     let (asking, bucket, prefix) = (client.clone(), path.bucket.to_string(), path.prefix.to_string());
     // One name and not none: some servers answer "none" for a bucket that does not exist.
-    thread::spawn(move || sender.send(block_on(asking.list_objects(&bucket, None, "/", 1, &prefix)).map(drop)));
+    thread::spawn(move || {
+        let found = block_on(asking.list_objects(&bucket, None, "/", 1, &prefix)).map(drop);
+        sender.send(found.or_else(|error| match error {
+            ObjectClientError::ClientError(S3RequestError::InternalError(_)) => {
+                block_on(lister.list(None, "/", 1, &prefix)).map(drop).map_err(|_| error)
+            }
+            error => Err(error),
+        }))
+    });
 
     let started = Instant::now();
     let mut last_words = None;
     let outcome = loop {
         match answered.recv_timeout(GLANCE) {
-            // The bucket can be listed; our client reads such a listing by itself.
-            Ok(Err(error)) if lacks_etag(&error) => break Ok(()),
             Ok(answer) => break answer.map_err(|error| explain(&error, path, server)),
             Err(RecvTimeoutError::Disconnected) => break Err(ProbeError::Silent { server: server.to_owned() }),
             Err(RecvTimeoutError::Timeout) => {}

@@ -11,7 +11,7 @@ use mountpoint_s3_fs::s3::{S3Path, S3Personality};
 use mountpoint_s3_fs::{S3FilesystemConfig, ServerSideEncryption};
 
 use crate::cli::{Arguments, BucketType, Environment, MetadataStrategy, RenameMode, UploadChecksums, WriteStrategy};
-use crate::client::{LISTING_BELIEVED, ListingOrder, Listings, Moves, RawConfig, Signing};
+use crate::client::{Belief, ListingOrder, Listings, Moves, RawConfig, Signing};
 use crate::front::{
     AfterRename, CommitPoint, DefaultAttributes, FrontConfig, KeptLimit, Lifetime, MetadataMode, Overrides,
     StageDirectory, UploadSettings, Writes,
@@ -20,6 +20,10 @@ use crate::state::State;
 
 /// Attributes are cached this long when data is cached: without it, every read would ask the server first.
 const METADATA_TTL_WITH_CACHE: Duration = Duration::from_mins(1);
+
+/// Long enough from the lookup of a name that is not there to its creation, and much shorter than what exists is cached: others may
+/// create it.
+const JUST_NOT_THERE: Duration = Duration::from_millis(25);
 
 pub fn personality(arguments: &Arguments, path: &S3Path, client: &mountpoint_s3_client::S3CrtClient) -> S3Personality {
     match arguments.bucket_type {
@@ -47,13 +51,7 @@ pub fn listing_order(personality: S3Personality) -> ListingOrder {
 /// A moment is what the kernel believes attributes for anyway (100 ms). `--metadata-ttl minimal` asks each time.
 fn just_looked_at() -> CacheConfig {
     let usual = CacheConfig::new(TimeToLive::Minimal);
-    CacheConfig {
-        serve_lookup_from_cache: true,
-        use_negative_cache: true,
-        // What a listing says is not there was true when that was asked for.
-        negative_cache_ttl: usual.file_ttl.saturating_sub(LISTING_BELIEVED),
-        ..usual
-    }
+    CacheConfig { serve_lookup_from_cache: true, use_negative_cache: true, negative_cache_ttl: JUST_NOT_THERE, ..usual }
 }
 
 /// Listings are not used as a negative cache if a TTL of zero asks for a request per lookup.
@@ -64,7 +62,8 @@ pub fn listings(arguments: &Arguments) -> Option<Arc<Listings>> {
         TimeToLive::Indefinite => false,
     };
     let ttls = [arguments.metadata_ttl, arguments.negative_metadata_ttl];
-    (!ttls.into_iter().flatten().any(asks_each_time)).then(Arc::default)
+    let belief = if arguments.allow_overwrite { Belief::Long } else { Belief::Short };
+    (!ttls.into_iter().flatten().any(asks_each_time)).then(|| Arc::new(Listings::new(belief)))
 }
 
 pub fn file_system_config(arguments: &Arguments, personality: S3Personality) -> S3FilesystemConfig {
@@ -136,7 +135,8 @@ fn writes(arguments: &Arguments) -> Writes {
 
 /// For requests that the client library has no method for.
 pub fn raw_config(arguments: &Arguments, path: &S3Path, client: &mountpoint_s3_client::S3CrtClient) -> RawConfig {
-    let mut headers = vec![("User-Agent".to_owned(), format!("s3csi/{}", env!("CARGO_PKG_VERSION")))];
+    let prefix = arguments.user_agent_prefix.as_ref().map(|it| format!("{it} ")).unwrap_or_default();
+    let mut headers = vec![("User-Agent".to_owned(), format!("{prefix}s3csi/{}", env!("CARGO_PKG_VERSION")))];
     if arguments.requester_pays {
         headers.push(("x-amz-request-payer".to_owned(), "requester".to_owned()));
     }
@@ -153,6 +153,7 @@ pub fn raw_config(arguments: &Arguments, path: &S3Path, client: &mountpoint_s3_c
             None => Signing::Default,
         },
         ca_bundle: arguments.ca_bundle.clone(),
+        interfaces: arguments.bind.clone(),
         headers,
     }
 }

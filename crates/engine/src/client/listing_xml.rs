@@ -1,5 +1,5 @@
-//! Parses a page of a listing that the client library refuses: some stores list objects without an `ETag` (versitygw does so for
-//! files that were there before it), and the library then rejects the whole page. Only what the file system needs is read.
+//! Parses a page of a listing. Only what the file system needs is read. Some stores list objects without an `ETag`; versitygw does so
+//! for files that were there before it.
 //!
 //! The text comes from the store, so nothing in it is trusted: it is read once, from beginning to end, without recursion.
 

@@ -12,24 +12,47 @@ use std::time::{Duration, Instant};
 
 use futures::FutureExt as _;
 use futures::future::{BoxFuture, Shared};
-use mountpoint_s3_client::ObjectClient;
+use mountpoint_s3_client::types::ListObjectsResult;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::first_pages::FirstPages;
+use super::next_pages::NextPages;
 use super::siblings::SiblingDirectories;
-use super::watchdog::{AnswerKind, Watchdog};
 
-/// From when it was sent on. What is not there is then noted by the file system for the rest of a tenth of a second, which is for how
-/// long others' changes may stay unseen.
-pub const BELIEVED: Duration = Duration::from_millis(75);
-/// Early enough that the next one is there before this one may not be believed any longer.
-const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(35);
+/// For how long a listing is believed, from when it was sent on. A listing costs a store much more than a look, so a shorter time makes
+/// the creation of many files slow and expensive. Others' new files are seen so late in directories that we fill, and only there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Belief {
+    /// What others stored a moment ago must not be replaced. What is not there is then noted by the file system for the rest of a tenth
+    /// of a second.
+    Short,
+    /// Files may be replaced.
+    Long,
+}
+
+impl Belief {
+    const fn lasts(self) -> Duration {
+        match self {
+            Self::Short => Duration::from_millis(75),
+            Self::Long => Duration::from_millis(400),
+        }
+    }
+
+    /// Early enough that the next one is there before this one may not be believed any longer.
+    fn asked_again_after(self) -> Duration {
+        match self {
+            Self::Short => Duration::from_millis(35),
+            Self::Long => Duration::from_millis(300),
+        }
+    }
+}
+
 /// Files with a longer pause between them are not stored one after the other.
 const FOLLOWS: Duration = Duration::from_millis(250);
 /// So many must have been stored one after the other.
 const STORED_TO_EXPECT_MORE: u32 = 2;
 /// As many as a server sends at once. Longer directories are not worth it.
-const PAGE: usize = 1000;
+pub const PAGE: usize = 1000;
 /// What a server and we work on each name of a listing; versitygw was measured with 35 µs.
 const COST_OF_A_NAME: Duration = Duration::from_micros(40);
 /// A listing should save so many times what it costs: others use the server and the machine, too.
@@ -44,11 +67,13 @@ const MOST_DIRECTORIES: usize = 16;
 /// Keys of objects, and of directories with a slash at the end. Nothing if the directory is too long or could not be listed.
 pub type Names = Shared<BoxFuture<'static, Option<Arc<HashSet<String>>>>>;
 
-#[derive(Default)]
 pub struct Listings {
+    belief: Belief,
     seen: Mutex<Seen>,
     /// Of directories that are looked up to be listed.
     pub first_pages: FirstPages,
+    /// Of directories with many names.
+    pub next_pages: NextPages,
     /// Of files that are read one after the other.
     pub siblings: SiblingDirectories,
 }
@@ -88,6 +113,12 @@ pub enum KeyPresence {
 }
 
 impl Listings {
+    pub fn new(belief: Belief) -> Self {
+        let (first_pages, next_pages, siblings) =
+            (FirstPages::default(), NextPages::default(), SiblingDirectories::default());
+        Self { belief, seen: Mutex::default(), first_pages, next_pages, siblings }
+    }
+
     /// `key` is that of an object, or of a directory with a slash at its end.
     pub fn answer(&self, now: Instant, key: &str) -> KeyPresence {
         if !is_plain(key) {
@@ -98,7 +129,7 @@ impl Listings {
             let mut seen = self.lock();
             let look = seen.look;
             let Some(directory) = seen.directories.get_mut(name) else { return KeyPresence::Unknown };
-            directory.forget_old(now, look);
+            directory.forget_old(now, self.belief, look);
             let is_changed = directory.pages.iter().any(|it| it.changed.contains(key));
             if is_changed || !directory.is_filled(now) {
                 return KeyPresence::Unknown;
@@ -131,12 +162,12 @@ impl Listings {
         }
         let look = seen.look;
         let directory = seen.directories.get_mut(name)?;
-        directory.forget_old(now, look);
+        directory.forget_old(now, self.belief, look);
         if 0 < directory.patience {
             directory.patience -= 1;
             return None;
         }
-        let is_new = |it: &Page| now.saturating_duration_since(it.asked) < ASKED_AGAIN_AFTER;
+        let is_new = |it: &Page| now.saturating_duration_since(it.asked) < self.belief.asked_again_after();
         (directory.is_filled(now) && !directory.pages.back().is_some_and(is_new)).then_some(name)
     }
 
@@ -163,8 +194,7 @@ impl Listings {
 
     /// Notes that this object was stored by us, or may have been.
     pub fn stored(&self, now: Instant, key: &str) {
-        self.note_there(key);
-        self.first_pages.forget(key);
+        self.note_changed(key);
         let name = directory(key);
         let directories = &mut self.lock().directories;
         if !directories.contains_key(name) && MOST_DIRECTORIES <= directories.len() {
@@ -180,6 +210,18 @@ impl Listings {
         let follows = now.saturating_duration_since(directory.last_stored) <= FOLLOWS;
         directory.stored = if follows { STORED_TO_EXPECT_MORE.min(directory.stored + 1) } else { 1 };
         directory.last_stored = now;
+    }
+
+    /// Notes that an object was changed by us, or may have been.
+    pub fn note_changed(&self, key: &str) {
+        self.note_there(key);
+        self.forget_pages(key);
+    }
+
+    /// Drops pages that were requested in advance and may not know of our change of this object.
+    pub fn forget_pages(&self, key: &str) {
+        self.first_pages.forget(key);
+        self.next_pages.forget(key);
     }
 
     /// An explicit listing must not be contradicted by an older cached one.
@@ -214,8 +256,8 @@ impl Directory {
         STORED_TO_EXPECT_MORE <= self.stored && now.saturating_duration_since(self.last_stored) <= FOLLOWS
     }
 
-    fn forget_old(&mut self, now: Instant, look: Duration) {
-        while self.pages.front().is_some_and(|it| BELIEVED < now.saturating_duration_since(it.asked)) {
+    fn forget_old(&mut self, now: Instant, belief: Belief, look: Duration) {
+        while self.pages.front().is_some_and(|it| belief.lasts() < now.saturating_duration_since(it.asked)) {
             let Some(Page { names, answers, .. }) = self.pages.pop_front() else { return };
             let count = names.peek().and_then(Option::as_ref).map_or(0, |it| it.len());
             let cost = COST_OF_A_NAME * u32::try_from(count).unwrap_or(u32::MAX);
@@ -229,15 +271,10 @@ impl Directory {
     }
 }
 
-/// The names in a directory, if they fit one page. Starts when it is polled for the first time.
-pub fn list<C>(client: C, watchdog: Watchdog, bucket: &str, directory: &str) -> Names
-where
-    C: ObjectClient + Send + Sync + 'static,
-{
-    let (bucket, directory) = (bucket.to_owned(), directory.to_owned());
+/// The names in a directory, if they fit one page of `PAGE` names. Starts when it is polled for the first time.
+pub fn names(page: impl Future<Output = Option<ListObjectsResult>> + Send + 'static) -> Names {
     async move {
-        let ask = client.list_objects(&bucket, None, "/", PAGE, &directory);
-        let page = watchdog.watch(AnswerKind::Short, ask).await.ok()?.ok()?;
+        let page = page.await?;
         let is_whole = page.next_continuation_token.is_none();
         let keys = page.objects.into_iter().map(|it| it.key).chain(page.common_prefixes);
         is_whole.then(|| Arc::new(keys.collect()))
@@ -262,6 +299,7 @@ mod tests {
     use super::*;
 
     const MOMENT: Duration = Duration::from_millis(1);
+    const BELIEVED: Duration = Belief::Long.lasts();
     const LOOK: Option<Duration> = Some(Duration::from_millis(10));
 
     fn page(names: Option<&[&str]>) -> Names {
@@ -271,7 +309,7 @@ mod tests {
 
     /// `a/8` and `a/9` were just stored.
     fn filled(now: Instant) -> Listings {
-        let listings = Listings::default();
+        let listings = Listings::new(Belief::Long);
         for key in ["a/8", "a/9"] {
             assert_eq!(listings.looked(now, key, LOOK), None);
             listings.stored(now, key);
@@ -284,6 +322,12 @@ mod tests {
         let listings = filled(now);
         assert_eq!(listings.looked(now, "a/3", LOOK), Some("a/"));
         listings.keep(now, "a/", page(Some(&["a/1", "a/2/"])));
+        listings
+    }
+
+    /// We go on storing files in `a/`.
+    fn filled_on(listings: Listings, until: Instant) -> Listings {
+        listings.lock().directories.get_mut("a/").unwrap().last_stored = until;
         listings
     }
 
@@ -313,7 +357,7 @@ mod tests {
 
     #[test]
     fn nothing_is_listed_or_answered_where_we_do_not_store_one_file_after_the_other() {
-        let (now, listings) = (Instant::now(), Listings::default());
+        let (now, listings) = (Instant::now(), Listings::new(Belief::Long));
         for _ in 0..9 {
             assert_eq!(listings.looked(now, "a/1", LOOK), None);
         }
@@ -338,7 +382,7 @@ mod tests {
 
     #[test]
     fn the_root_is_a_directory_too() {
-        let (now, listings) = (Instant::now(), Listings::default());
+        let (now, listings) = (Instant::now(), Listings::new(Belief::Long));
         listings.stored(now, "v");
         listings.stored(now, "w");
         assert_eq!(listings.looked(now, "y", LOOK), Some(""));
@@ -350,7 +394,7 @@ mod tests {
     #[test]
     fn a_listing_is_believed_for_a_moment_after_it_was_asked_for() {
         let now = Instant::now();
-        let listings = listed(now);
+        let listings = filled_on(listed(now), now + BELIEVED);
         check(&listings, now + BELIEVED, "a/3", true);
         check(&listings, now + BELIEVED + MOMENT, "a/3", false);
     }
@@ -371,14 +415,15 @@ mod tests {
     #[test]
     fn the_next_one_is_asked_for_before_the_last_one_is_too_old() {
         let now = Instant::now();
-        let listings = listed(now);
-        assert_eq!(listings.looked(now + ASKED_AGAIN_AFTER.saturating_sub(MOMENT), "a/5", None), None);
-        let later = now + ASKED_AGAIN_AFTER;
+        let listings = filled_on(listed(now), now + Belief::Long.asked_again_after());
+        assert_eq!(listings.looked(now + Belief::Long.asked_again_after().saturating_sub(MOMENT), "a/5", None), None);
+        let later = now + Belief::Long.asked_again_after();
         assert_eq!(listings.looked(later, "a/6", None), Some("a/"));
         // It is on its way, and the last one still answers.
         listings.keep(later, "a/", futures::future::pending().boxed().shared());
         check(&listings, later, "a/7", true);
         assert_eq!(listings.looked(later, "a/7", None), None);
+        let listings = filled_on(listings, now + BELIEVED);
         assert!(matches!(listings.answer(now + BELIEVED + MOMENT, "a/7"), KeyPresence::Coming(_)));
     }
 
@@ -390,7 +435,8 @@ mod tests {
     #[test]
     fn a_listing_that_answered_nothing_is_not_repeated_soon() {
         let now = Instant::now();
-        assert_eq!(patience(&listed(now), now + BELIEVED + MOMENT), LOOKS_AFTER_A_WASTE);
+        let later = now + BELIEVED + MOMENT;
+        assert_eq!(patience(&filled_on(listed(now), later), later), LOOKS_AFTER_A_WASTE);
     }
 
     #[test]
@@ -405,7 +451,7 @@ mod tests {
             for key in ["a/3", "a/3/", "a/4", "a/4/"] {
                 check(&listings, now, key, true);
             }
-            assert_eq!(patience(&listings, later), expected, "{count} names");
+            assert_eq!(patience(&filled_on(listings, later), later), expected, "{count} names");
         }
     }
 
@@ -428,7 +474,7 @@ mod tests {
 
     #[test]
     fn directories_do_not_pile_up() {
-        let (now, listings) = (Instant::now(), Listings::default());
+        let (now, listings) = (Instant::now(), Listings::new(Belief::Long));
         for number in 0..1000 {
             listings.stored(now, &format!("{number}/file"));
         }

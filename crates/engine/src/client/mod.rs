@@ -3,14 +3,15 @@
 
 mod budget;
 mod digest;
-mod fallback;
 mod first_pages;
 mod get_headers;
+mod lister;
 mod listing_check;
 mod listing_xml;
 mod listings;
 mod metadata;
 mod moves;
+mod next_pages;
 mod pages;
 mod raw;
 mod siblings;
@@ -25,8 +26,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::FutureExt as _;
-use futures::future::{self, Either};
+use futures::future::{self, Either, FutureExt as _};
 use mountpoint_s3_client::error::{
     CopyObjectError, DeleteObjectError, GetObjectAttributesError, GetObjectError, HeadObjectError, ListObjectsError,
     ObjectClientError, PutObjectError, RenameObjectError,
@@ -38,12 +38,13 @@ use mountpoint_s3_client::types::{
 };
 use mountpoint_s3_client::{ObjectClient, PutObjectRequest, S3RequestError};
 use mountpoint_s3_crt::s3::client::BufferPoolUsageStats;
+use mountpoint_s3_fs::Runtime;
 
 pub use budget::MemoryBudget;
 pub use digest::{PartsDigest, digest, digest_of_parts, is_content_of, is_digest_of};
-pub use fallback::{FallbackLister, lacks_etag};
+pub use lister::Lister;
 pub use listing_check::ListingCheck;
-pub use listings::{BELIEVED as LISTING_BELIEVED, Listings};
+pub use listings::{Belief, Listings};
 pub use metadata::{MetadataCache, ObjectHeaders, UserMetadata};
 pub use moves::{Moves, copy_verified, encoded};
 pub use raw::{RawClient, RawConfig, RawError, RawRequest, RawResponse, Signing};
@@ -91,7 +92,9 @@ pub struct StoreClient<C> {
     /// Repeats requests that the store does not answer.
     pub timeout: StoreTimeout,
     pub listing_check: Arc<ListingCheck>,
-    pub fallback: Arc<FallbackLister>,
+    pub lister: Arc<Lister>,
+    /// Works on requests that nothing waits for yet.
+    pub runtime: Runtime,
 }
 
 impl<C> StoreClient<C>
@@ -133,18 +136,16 @@ where
     fn note_look(&self, bucket: &str, key: &str, took: Option<Duration>) {
         let Some(listings) = &self.listings else { return };
         if let Some(directory) = listings.looked(Instant::now(), key, took) {
-            let names = listings::list(self.inner.clone(), self.watchdog.clone(), bucket, directory);
+            let names = listings::names(self.clone().page_of_names(bucket.to_owned(), directory.to_owned()));
             listings.keep(Instant::now(), directory, names.clone());
-            // Polling once sends the request; later lookups wait for the answer.
-            let _ = names.now_or_never();
+            self.drive(names);
         }
     }
 
     /// An object was changed by us, or may have been.
     fn note_changed(&self, key: &str) {
         if let Some(listings) = &self.listings {
-            listings.note_there(key);
-            listings.first_pages.forget(key);
+            listings.note_changed(key);
         }
     }
 
@@ -227,7 +228,7 @@ where
     async fn delete_object(&self, bucket: &str, key: &str) -> Answer<DeleteObjectResult, DeleteObjectError, C> {
         let deleted = self.patient(AnswerKind::Short, || self.inner.delete_object(bucket, key)).await;
         if let Some(listings) = &self.listings {
-            listings.first_pages.forget(key);
+            listings.forget_pages(key);
         }
         deleted
     }
@@ -279,14 +280,28 @@ where
             return self.unless_absent(prefix, || Ok(values::nothing_listed()), ask).await;
         }
         if is_first
-            && let Some(requested) = self.listings.as_ref().and_then(|it| it.first_pages.listed(Instant::now(), prefix))
+            && let Some(requested) = self.listed_page(bucket, prefix)
             && let Some(found) = requested.await
         {
+            self.note_listed(bucket, delimiter, max_keys, prefix, &found.page);
             return Ok(found.whole());
         }
+        if let Some(next) = self.next_page(prefix, continuation_token)
+            && let Some(found) = next.await
+        {
+            self.note_listed(bucket, delimiter, max_keys, prefix, &found.page);
+            return Ok(found.whole());
+        }
+        let changes = self.listings.as_ref().map_or(0, |it| it.first_pages.changes());
         let page = ask.await;
         if let Some(listings) = &self.listings {
             listings.forget(prefix);
+        }
+        if let Ok(page) = &page {
+            self.note_listed(bucket, delimiter, max_keys, prefix, page);
+            if is_first {
+                self.keep_short(max_keys, prefix, page, changes);
+            }
         }
         page
     }

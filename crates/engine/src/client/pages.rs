@@ -3,15 +3,21 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures::future::{BoxFuture, Shared};
+use futures::task::SpawnExt as _;
 use futures::{FutureExt as _, StreamExt as _, stream};
-use mountpoint_s3_client::error::ListObjectsError;
+use mountpoint_s3_client::error::{ListObjectsError, ObjectClientError};
 use mountpoint_s3_client::types::{HeadObjectParams, ListObjectsResult};
 use mountpoint_s3_client::{ObjectClient, S3RequestError};
 
 use super::first_pages::{self, FirstPage, ReceivedPage};
+use super::lister::ListError;
+use super::raw::RawError;
 use super::siblings::ListedSiblings;
 use super::watchdog::AnswerKind;
-use super::{Answer, ClientUsage, ListingOrder, StoreClient, internal, lacks_etag, listing_check, listing_xml};
+use super::{
+    Answer, ClientUsage, ListingOrder, StoreClient, internal, listing_check, listing_xml, listings, store_timeout,
+};
 
 /// How many objects of a page without `ETag` are asked about at once.
 const COMPLETED_AT_ONCE: usize = 16;
@@ -20,6 +26,12 @@ impl<C> StoreClient<C>
 where
     C: ObjectClient<ClientError = S3RequestError> + Clone + Send + Sync + 'static,
 {
+    /// Requests the page now and sees it through: the watchdog cannot end a request that nothing polls.
+    pub(super) fn drive<T: Send + Sync + 'static>(&self, page: Shared<BoxFuture<'static, Option<Arc<T>>>>) {
+        // If that fails, the page is requested when something waits for it.
+        let _ = self.runtime.spawn(page.map(drop));
+    }
+
     /// Asks for each `ETag` that a listing lacks. An object without any stays listed, and cannot be opened.
     async fn complete(&self, bucket: &str, page: &mut ListObjectsResult) {
         let (client, params) = (&self.inner, &HeadObjectParams::new());
@@ -62,13 +74,36 @@ where
         let mut page = self.fetch_page(bucket, token, delimiter, max_keys, prefix).await?;
         // One name is requested to see whether there is any, and never the next page.
         if 1 < max_keys {
+            self.complete(bucket, &mut page).await;
             remove_marker(prefix, delimiter, &mut page);
             self.listing_check.check(token, &page).map_err(internal)?;
         }
         Ok(page)
     }
 
-    /// A page as the store has it, without what does not belong there.
+    /// A page as the store sends it.
+    async fn raw_page(
+        &self,
+        bucket: &str,
+        token: Option<&str>,
+        delimiter: &str,
+        max_keys: usize,
+        prefix: &str,
+    ) -> Answer<ListObjectsResult, ListObjectsError, C> {
+        match self.lister.list(token, delimiter, max_keys, prefix).await {
+            Ok(page) => Ok(page),
+            Err(ListError::Request(RawError::Unanswered { cause, .. })) if store_timeout::is_silent(cause) => {
+                Err(ObjectClientError::ClientError(S3RequestError::CrtError(cause)))
+            }
+            Err(error) => {
+                // The library has an error for each cause, so it may fail, too.
+                tracing::debug!(%error, prefix, "cannot list, the client library tries");
+                self.inner.list_objects(bucket, token, delimiter, max_keys, prefix).await
+            }
+        }
+    }
+
+    /// A page as the store has it, without what does not belong there. Objects may lack their `ETag`.
     async fn fetch_page(
         &self,
         bucket: &str,
@@ -77,15 +112,8 @@ where
         max_keys: usize,
         prefix: &str,
     ) -> Answer<ListObjectsResult, ListObjectsError, C> {
-        let ask = || self.inner.list_objects(bucket, token, delimiter, max_keys, prefix);
-        let mut page = match self.patient(AnswerKind::Short, ask).await {
-            Err(error) if lacks_etag(&error) => {
-                let mut page = self.fallback.list(token, delimiter, max_keys, prefix).map_err(internal)?;
-                self.complete(bucket, &mut page).await;
-                page
-            }
-            answer => answer?,
-        };
+        let ask = || self.raw_page(bucket, token, delimiter, max_keys, prefix);
+        let mut page = self.patient(AnswerKind::Short, ask).await?;
         listing_check::remove_foreign(prefix, delimiter, &mut page);
         let is_first = token.is_none() && delimiter == "/" && prefix.ends_with('/');
         let is_whole = page.next_continuation_token.is_none() || self.order == ListingOrder::ByKey;
@@ -101,14 +129,81 @@ where
         if self.usage == ClientUsage::Objects {
             return None;
         }
-        self.listings.as_ref()?.first_pages.page(Instant::now(), directory, || {
-            let (store, bucket, directory) = (self.clone(), bucket.to_owned(), directory.to_owned());
-            async move { store.first_page(&bucket, &directory).await }.boxed().shared()
-        })
+        self.listings.as_ref()?.first_pages.page(Instant::now(), directory, |it| self.requested_page(bucket, it))
+    }
+
+    /// The first page of names in a directory that is listed, if it was requested before.
+    pub(super) fn listed_page(&self, bucket: &str, directory: &str) -> Option<FirstPage> {
+        if self.usage == ClientUsage::Objects {
+            return None;
+        }
+        self.listings.as_ref()?.first_pages.listed(Instant::now(), directory, |it| self.requested_page(bucket, it))
+    }
+
+    fn requested_page(&self, bucket: &str, directory: &str) -> FirstPage {
+        let (store, bucket, directory) = (self.clone(), bucket.to_owned(), directory.to_owned());
+        let page = async move { store.first_page(&bucket, &directory).await }.boxed().shared();
+        self.drive(page.clone());
+        page
+    }
+
+    /// Notes what a listing tells of those to come, and requests the next page.
+    pub(super) fn note_listed(
+        &self,
+        bucket: &str,
+        delimiter: &str,
+        max_keys: usize,
+        prefix: &str,
+        page: &ListObjectsResult,
+    ) {
+        let Some(listings) = self.listings.as_ref().filter(|_| self.usage == ClientUsage::Names) else { return };
+        if delimiter != "/" || max_keys < first_pages::PAGE {
+            return;
+        }
+        listings.first_pages.note_order(prefix, &page.common_prefixes);
+        let keys = page.objects.iter().map(|it| &it.key).chain(&page.common_prefixes);
+        let (Some(token), Some(last)) = (&page.next_continuation_token, keys.max()) else { return };
+        if self.order != ListingOrder::ByKey {
+            return;
+        }
+        let (store, bucket, name, next) = (self.clone(), bucket.to_owned(), prefix.to_owned(), token.clone());
+        let requested = async move {
+            let page = store.page(&bucket, Some(&next), "/", max_keys, &name).await.ok()?;
+            Some(Arc::new(ReceivedPage { page, marker: None, received: Instant::now() }))
+        };
+        let requested = requested.boxed().shared();
+        listings.next_pages.keep(Instant::now(), prefix, token, last.clone(), requested.clone());
+        self.drive(requested);
+    }
+
+    /// Keeps the listing of a directory that has one page, for those who list it once more at once.
+    pub(super) fn keep_short(&self, max_keys: usize, directory: &str, page: &ListObjectsResult, changes: u64) {
+        let is_whole = first_pages::PAGE <= max_keys && page.next_continuation_token.is_none();
+        // An empty one does not tell whether there is a marker.
+        let has_names = !page.objects.is_empty() || !page.common_prefixes.is_empty();
+        let Some(listings) = self.listings.as_ref().filter(|_| is_whole && has_names) else { return };
+        if self.usage != ClientUsage::Names {
+            return;
+        }
+        let now = Instant::now();
+        let page = ReceivedPage { page: first_pages::copy(page), marker: None, received: now };
+        let page = futures::future::ready(Some(Arc::new(page))).boxed().shared();
+        listings.first_pages.keep(now, directory, page, changes);
+    }
+
+    /// The page that was requested after the one before it.
+    pub(super) fn next_page(&self, prefix: &str, token: Option<&str>) -> Option<FirstPage> {
+        let listings = self.listings.as_ref().filter(|_| self.usage == ClientUsage::Names)?;
+        listings.next_pages.take(Instant::now(), prefix, token?)
+    }
+
+    pub(super) async fn page_of_names(self, bucket: String, directory: String) -> Option<ListObjectsResult> {
+        self.fetch_page(&bucket, None, "/", listings::PAGE, &directory).await.ok()
     }
 
     async fn first_page(&self, bucket: &str, directory: &str) -> Option<Arc<ReceivedPage>> {
         let mut page = self.fetch_page(bucket, None, "/", first_pages::PAGE, directory).await.ok()?;
+        self.complete(bucket, &mut page).await;
         let marker = page.objects.iter().find(|it| it.key == directory).cloned();
         remove_marker(directory, "/", &mut page);
         let is_empty = page.objects.is_empty() && page.common_prefixes.is_empty();
@@ -127,7 +222,9 @@ where
         }
         let list = |parent: &str| {
             let (store, bucket, parent) = (self.clone(), bucket.to_owned(), parent.to_owned());
-            async move { store.list_siblings(&bucket, &parent).await }.boxed().shared()
+            let listed = async move { store.list_siblings(&bucket, &parent).await }.boxed().shared();
+            self.drive(listed.clone());
+            listed
         };
         match listings.siblings.object(Instant::now(), directory, list) {
             Some(found) => found.await,

@@ -1,22 +1,26 @@
-//! Requests that the client library has no method for, sent by the same runtime: multipart uploads of which parts are copied
-//! on the server.
+//! Requests that the client library has no method for, or a slow one, sent by the same runtime: multipart uploads of which parts
+//! are copied on the server, and listings.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use futures::channel::oneshot;
 use mountpoint_s3_client::config::{Allocator, EndpointConfig};
 use mountpoint_s3_crt::auth::credentials::{
     CredentialsProvider, CredentialsProviderChainDefaultOptions, CredentialsProviderProfileOptions,
 };
+use mountpoint_s3_crt::common::error::Error as CrtError;
 use mountpoint_s3_crt::http::request_response::{Header, Message};
 use mountpoint_s3_crt::io::channel_bootstrap::{ClientBootstrap, ClientBootstrapOptions};
 use mountpoint_s3_crt::io::event_loop::EventLoopGroup;
 use mountpoint_s3_crt::io::host_resolver::{HostResolver, HostResolverDefaultOptions};
 use mountpoint_s3_crt::io::retry_strategy::{RetryStrategy, StandardRetryOptions};
 use mountpoint_s3_crt::io::tls::{TlsConnectionOptions, TlsContext, TlsContextOptions};
-use mountpoint_s3_crt::s3::client::{Client, ClientConfig, MetaRequestOptions, MetaRequestType, init_signing_config};
+use mountpoint_s3_crt::s3::client::{
+    Client, ClientConfig, MetaRequest, MetaRequestOptions, MetaRequestResult, MetaRequestType, init_signing_config,
+};
 use parking_lot::Mutex;
 
 use super::encoded;
@@ -31,6 +35,13 @@ pub enum RawError {
 
     #[error("{operation} failed with HTTP status {status}: {message}")]
     Refused { operation: &'static str, status: i32, message: String },
+
+    #[error("{operation} got no response")]
+    Unanswered {
+        operation: &'static str,
+        #[source]
+        cause: CrtError,
+    },
 }
 
 /// Whose keys sign the requests.
@@ -49,6 +60,8 @@ pub struct RawConfig {
     pub bucket: String,
     pub signing: Signing,
     pub ca_bundle: Option<PathBuf>,
+    /// The network interfaces to use, if not all.
+    pub interfaces: Option<Vec<String>>,
     /// Sent with every request.
     pub headers: Vec<(String, String)>,
 }
@@ -71,7 +84,6 @@ pub struct RawRequest<'a> {
 
 #[derive(Clone, Debug, Default)]
 pub struct RawResponse {
-    pub status: i32,
     pub headers: Vec<(String, String)>,
     pub body: String,
 }
@@ -126,6 +138,9 @@ impl RawClient {
         settings.signing_config(init_signing_config(config.endpoints.get_region(), provider.clone(), None, None, None));
         settings.client_bootstrap(bootstrap).retry_strategy(retry);
         settings.express_support(true);
+        if let Some(interfaces) = &config.interfaces {
+            settings.network_interface_names(interfaces.clone());
+        }
         if let Some(context) = &tls {
             settings.tls_connection_options(TlsConnectionOptions::new(context));
         }
@@ -136,17 +151,29 @@ impl RawClient {
     /// Sends a request and waits for the whole response. A status other than 2xx is an error.
     pub fn send(&self, request: RawRequest<'_>) -> Result<RawResponse, RawError> {
         let operation = request.operation;
-        let response = self.exchange(request).map_err(|reason| RawError::Prepare { operation, reason })?;
-        // Some stores answer 200 and describe the error in the body.
-        let is_error = !(200..300).contains(&response.status) || response.body.contains("<Error>");
-        if is_error {
-            let message = response.element("Message").or_else(|| response.element("Code")).unwrap_or_default();
-            return Err(RawError::Refused { operation, status: response.status, message });
-        }
-        Ok(response)
+        let prepare = |reason: String| RawError::Prepare { operation, reason };
+        let (done, finished) = channel();
+        // The receiver waits for exactly this.
+        let sent = self.begin(request, move |result| drop(done.send(result))).map_err(prepare)?;
+        let result = finished.recv_timeout(LONGEST).map_err(|it| prepare(it.to_string()))?;
+        sent.response(&result)
     }
 
-    fn exchange(&self, request: RawRequest<'_>) -> Result<RawResponse, String> {
+    /// The same without blocking, for as long as the caller waits.
+    pub async fn request(&self, request: RawRequest<'_>) -> Result<RawResponse, RawError> {
+        let operation = request.operation;
+        let prepare = |reason: String| RawError::Prepare { operation, reason };
+        let (done, finished) = oneshot::channel();
+        let sent = self.begin(request, move |result| drop(done.send(result))).map_err(prepare)?;
+        let result = finished.await.map_err(|it| prepare(it.to_string()))?;
+        sent.response(&result)
+    }
+
+    fn begin(
+        &self,
+        request: RawRequest<'_>,
+        on_finish: impl FnOnce(MetaRequestResult) + Send + 'static,
+    ) -> Result<SentRequest, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let endpoint = self.config.endpoints.resolve_for_bucket(&self.config.bucket).map_err(|it| text(&it))?;
         let uri = endpoint.uri().map_err(|it| text(&it))?;
@@ -178,31 +205,64 @@ impl RawClient {
         if !request.body.is_empty() {
             options.request_body(request.body);
         }
-        let received = Arc::new(Mutex::new((Vec::new(), Vec::new())));
+        let received = Arc::new(Mutex::new(Received::default()));
         let (headers, body) = (Arc::clone(&received), Arc::clone(&received));
         options.on_headers(move |found, _| {
-            headers.lock().0 = found
+            headers.lock().headers = found
                 .iter()
                 .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
                 .collect();
         });
-        options.on_body(move |_, data| body.lock().1.extend_from_slice(&data[..]));
-        let (done, finished) = channel();
-        options.on_finish(move |result| {
-            // The receiver waits for exactly this.
-            let _ = done.send((result.response_status, result.error_response_body));
-        });
+        options.on_body(move |_, data| body.lock().body.extend_from_slice(&data[..]));
+        options.on_finish(on_finish);
+        let operation = request.operation;
         let request = self.client.make_meta_request(options).map_err(|it| text(&it))?;
-        let (status, error) = finished.recv_timeout(LONGEST).map_err(|it| {
-            request.cancel();
-            text(&it)
-        })?;
-        let (headers, body) = std::mem::take(&mut *received.lock());
-        let body = match error {
+        Ok(SentRequest { request, operation, received })
+    }
+}
+
+/// A request that was sent. Dropped before its end, it is cancelled.
+struct SentRequest {
+    request: MetaRequest,
+    operation: &'static str,
+    received: Arc<Mutex<Received>>,
+}
+
+#[derive(Default)]
+struct Received {
+    headers: Vec<(String, String)>,
+    body: Vec<u8>,
+}
+
+impl SentRequest {
+    /// What was received when the request has ended.
+    fn response(&self, result: &MetaRequestResult) -> Result<RawResponse, RawError> {
+        let (operation, status) = (self.operation, result.response_status);
+        if status == 0 {
+            return Err(RawError::Unanswered { operation, cause: result.crt_error });
+        }
+        let Received { headers, body } = std::mem::take(&mut *self.received.lock());
+        let body = match &result.error_response_body {
             Some(error) => error.to_string_lossy().into_owned(),
-            None => String::from_utf8_lossy(&body).into_owned(),
+            None => String::from_utf8(body).unwrap_or_else(|it| String::from_utf8_lossy(it.as_bytes()).into_owned()),
         };
-        Ok(RawResponse { status, headers, body })
+        let response = RawResponse { headers, body };
+        // Some stores answer 200 and describe the error in the body.
+        if !(200..300).contains(&status) || response.body.contains("<Error>") {
+            let message = response.element("Message").or_else(|| response.element("Code")).unwrap_or_default();
+            return Err(RawError::Refused { operation, status, message });
+        }
+        if result.crt_error.is_err() {
+            // The rest of the response is missing.
+            return Err(RawError::Unanswered { operation, cause: result.crt_error });
+        }
+        Ok(response)
+    }
+}
+
+impl Drop for SentRequest {
+    fn drop(&mut self) {
+        self.request.cancel();
     }
 }
 
@@ -221,7 +281,6 @@ mod tests {
     #[test]
     fn elements_and_headers_are_found() {
         let response = RawResponse {
-            status: 200,
             headers: vec![("ETag".into(), "\"1\"".into())],
             body: "<A><UploadId>x&amp;y</UploadId><ETag>&quot;2&quot;</ETag></A>".into(),
         };

@@ -100,10 +100,7 @@ impl SiblingDirectories {
         if enough <= entry.looks {
             // From when it is requested on.
             entry.since = now;
-            let siblings = list(parent);
-            // Polling once sends the request.
-            let _ = siblings.clone().now_or_never();
-            entry.siblings = Some(siblings);
+            entry.siblings = Some(list(parent));
         }
         false
     }

@@ -84,15 +84,19 @@ impl fmt::Debug for StoreTimeout {
     }
 }
 
+/// Whether the client library got nothing from the store in time.
+pub fn is_silent(error: CrtError) -> bool {
+    SILENCES.contains(&error.raw_error())
+}
+
 /// Whether an error, or what caused it, says that the store sent nothing.
 fn is_silence(error: &(dyn Error + 'static)) -> bool {
-    let is_silent = |code: &CrtError| SILENCES.contains(&code.raw_error());
     let mut next = Some(error);
     while let Some(error) = next {
-        let found = error.downcast_ref::<CrtError>().is_some_and(is_silent)
+        let found = error.downcast_ref::<CrtError>().is_some_and(|it| is_silent(*it))
             || matches!(error.downcast_ref(), Some(Interrupted::TooSlow(_)))
             // The answer began, and the rest of it is missing.
-            || matches!(error.downcast_ref(), Some(S3RequestError::ResponseError(it)) if is_silent(&it.crt_error));
+            || matches!(error.downcast_ref(), Some(S3RequestError::ResponseError(it)) if is_silent(it.crt_error));
         if found {
             return true;
         }

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use bytes::Bytes;
 use futures::StreamExt as _;
 use futures::executor::block_on;
 use mountpoint_s3_client::checksums::{crc32c, crc64nvme};
@@ -21,7 +22,8 @@ use mountpoint_s3_fs::fs::UploadChecksumAlgorithm;
 
 use super::FsError;
 use crate::client::{
-    ObjectHeaders, PartsDigest, RawClient, RawConfig, StoreTimeout, UserMetadata, copy_verified, encoded, single_params,
+    Listings, ObjectHeaders, PartsDigest, RawClient, RawConfig, StoreTimeout, UserMetadata, copy_verified, encoded,
+    single_params,
 };
 
 #[derive(Clone, Debug, thiserror::Error)]
@@ -78,6 +80,8 @@ pub struct Bucket<C> {
     /// Whether the store was seen to copy an object onto itself with other metadata.
     copies_metadata: OnceLock<bool>,
     raw: Raw,
+    /// Of the client: what it listed before a change that it does not see is dropped.
+    listings: Option<Arc<Listings>>,
     timeout: StoreTimeout,
 }
 
@@ -97,6 +101,7 @@ where
         prefix: String,
         settings: UploadSettings,
         raw: RawConfig,
+        listings: Option<Arc<Listings>>,
         timeout: StoreTimeout,
     ) -> Self {
         Self {
@@ -107,12 +112,20 @@ where
             lacks_conditions: AtomicBool::new(false),
             copies_metadata: OnceLock::new(),
             raw: Raw { config: raw, client: OnceLock::new() },
+            listings,
             timeout,
         }
     }
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// An object was changed by the raw client, or may have been.
+    pub fn note_changed(&self, key: &str) {
+        if let Some(listings) = &self.listings {
+            listings.note_changed(key);
+        }
     }
 
     /// None if it cannot be made; the log says why.
@@ -145,10 +158,10 @@ where
     }
 
     /// Reads a part of the object with this `ETag`.
-    pub fn fetch(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Vec<u8>, BucketError> {
+    pub fn fetch(&self, key: &str, etag: &str, range: Range<u64>) -> Result<Bytes, BucketError> {
         let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
         if length == 0 {
-            return Ok(Vec::new());
+            return Ok(Bytes::new());
         }
         let params = GetObjectParams::new().range(Some(range)).if_match(Some(ETag::from(etag)));
         let failed_get = |error: ObjectClientError<GetObjectError, C::ClientError>| match &error {
@@ -161,14 +174,19 @@ where
                 handle.increment_read_window(length);
             }
             let mut response = std::pin::pin!(response);
-            let mut content = Vec::with_capacity(length);
-            while let Some(part) = response.next().await {
-                content.extend_from_slice(&part?.data);
-                if length < content.len() {
-                    break;
-                }
+            // All of it, if it is not longer than the library's parts.
+            let first = response.next().await.transpose()?.map(|it| it.data).unwrap_or_default();
+            let mut next = response.next().await.transpose()?;
+            if next.is_none() {
+                return Ok(first);
             }
-            Ok(content)
+            let mut content = Vec::with_capacity(length);
+            content.extend_from_slice(&first);
+            while let Some(part) = next.filter(|_| content.len() <= length) {
+                content.extend_from_slice(&part.data);
+                next = response.next().await.transpose()?;
+            }
+            Ok(content.into())
         };
         let content = block_on(self.timeout.repeat(ask)).map_err(failed_get)?;
         if content.len() != length {

@@ -55,6 +55,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Bucket<C> {
         )?;
         let upload = created.element("UploadId").ok_or_else(|| unsupported("the store names no upload"))?;
         let composed = self.compose_parts(key, old, &upload, parts, read, note);
+        self.note_changed(key);
         if composed.is_err() {
             let _ = self.raw(
                 "AbortMultipartUpload",
@@ -122,7 +123,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Bucket<C> {
         let client = self.raw_client().ok_or_else(|| unsupported("there is no client for it"))?;
         client.send(RawRequest { operation, method, key, query, headers, body }).map_err(|error| match &error {
             RawError::Refused { status: PRECONDITION_FAILED, .. } => ComposeError::Failed(BucketError::Changed.into()),
-            RawError::Refused { .. } | RawError::Prepare { .. } => ComposeError::Unsupported(error.to_string()),
+            RawError::Refused { .. } | RawError::Prepare { .. } | RawError::Unanswered { .. } => {
+                ComposeError::Unsupported(error.to_string())
+            }
         })
     }
 }

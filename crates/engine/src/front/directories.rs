@@ -16,7 +16,7 @@ use super::{Front, FsError, FsResult};
 use crate::client::{ObjectHeaders, UserMetadata};
 use crate::state::NEW;
 
-/// Directories that lost a file here. If it was the last one and there is no marker, the bucket does not know them any longer,
+/// Directories that lost a file or a directory here. If it was the last one and there is no marker, the bucket does not know them any longer,
 /// but the kernel does.
 #[derive(Default)]
 pub struct Emptied(Mutex<HashSet<u64>>);
@@ -58,7 +58,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub(super) fn remove_directory(&self, delivery: Delivery, parent: u64, inode: u64, name: &OsStr) -> FsResult<()> {
         let known = self.table.node(parent, name.as_bytes()).filter(|_| self.has_markers());
         let Some(node) = known else {
-            return self.removed(delivery, parent, name, block_on(self.files.rmdir(inode, name)));
+            self.removed(delivery, parent, name, block_on(self.files.rmdir(inode, name)))?;
+            self.emptied.note(parent);
+            return Ok(());
         };
         let marker = format!("{}/", self.bucket.key(&self.table.path(node))?);
         let not_empty = || FsError::new(libc::ENOTEMPTY, "the directory is not empty".into());
@@ -75,6 +77,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         self.forget_directory(node, inode, name);
         self.table.unlinked(parent, name.as_bytes());
+        self.emptied.note(parent);
         Ok(())
     }
 

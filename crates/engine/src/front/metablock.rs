@@ -1,13 +1,17 @@
-//! Records what the superblock decides at open and when it completes an upload.
+//! Records what the superblock decides at open and when it completes an upload, and keeps it from waiting for itself.
 //!
 //! `S3Filesystem::open` and `flush` return neither the `ETag` of the object nor whether the upload was completed, but both pass
 //! through the `Metablock` with the number of their handle. The front looks the record up by that number.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use futures::FutureExt as _;
 use mountpoint_s3_client::types::ETag;
 use mountpoint_s3_fs::fs::OpenFlags;
 use mountpoint_s3_fs::memory::WriteHandleLimiter;
@@ -15,7 +19,7 @@ use mountpoint_s3_fs::metablock::{
     AddDirEntry, InodeError, InodeKind, InodeNo, Lookup, Metablock, NewHandle, PendingUploadHook, ReadWriteMode,
     S3Location, WriteMode,
 };
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use time::OffsetDateTime;
 
 /// What open(2) decided.
@@ -72,12 +76,93 @@ impl HandleRecords {
 }
 
 /// A superblock whose decisions about handles are recorded.
+///
+/// It forgets an inode with its table locked and waits for the directory. To list a directory and to rename in it, it locks the
+/// directory and waits for the table. So it forgets only while it does neither.
 pub struct RecordingMetablock<M> {
-    pub inner: Arc<M>,
-    pub records: Arc<HandleRecords>,
+    inner: Arc<M>,
+    records: Arc<HandleRecords>,
+    /// How many renames are going on. Locked while a listing begins and while inodes are forgotten.
+    renames: Mutex<usize>,
+    rename_ended: Condvar,
+    /// What the kernel forgot and the superblock did not yet.
+    forgotten: Mutex<Vec<(InodeNo, u64)>>,
+}
+
+/// So many forgotten inodes may wait for renames to end. Programs that rename all the time would otherwise keep them for ever.
+const MOST_FORGOTTEN: usize = 10_000;
+
+/// A rename that is going on.
+struct OngoingRename<'a, M: Metablock + Send + Sync>(&'a RecordingMetablock<M>);
+
+impl<M: Metablock + Send + Sync> Drop for OngoingRename<'_, M> {
+    fn drop(&mut self) {
+        *self.0.renames.lock() -= 1;
+        self.0.forget_waiting();
+        self.0.rename_ended.notify_all();
+    }
+}
+
+impl<M: Metablock + Send + Sync> RecordingMetablock<M> {
+    pub fn new(inner: Arc<M>, records: Arc<HandleRecords>) -> Self {
+        let (renames, rename_ended, forgotten) = (Mutex::new(0), Condvar::new(), Mutex::default());
+        Self { inner, records, renames, rename_ended, forgotten }
+    }
+
+    fn begin_rename(&self) -> OngoingRename<'_, M> {
+        let mut renames = self.renames.lock();
+        while *renames > 0 && MOST_FORGOTTEN <= self.forgotten.lock().len() {
+            self.rename_ended.wait(&mut renames);
+        }
+        if *renames == 0 {
+            self.forget_all();
+        }
+        *renames += 1;
+        OngoingRename(self)
+    }
+
+    /// Forgets, unless something else is going on, which then does this when it has ended.
+    fn forget_waiting(&self) {
+        while !self.forgotten.lock().is_empty() {
+            let Some(renames) = self.renames.try_lock() else { return };
+            if *renames > 0 {
+                return;
+            }
+            self.forget_all();
+        }
+    }
+
+    /// Only while no listing begins and no rename is going on.
+    fn forget_all(&self) {
+        for (ino, n) in std::mem::take(&mut *self.forgotten.lock()) {
+            self.inner.forget(ino, n).now_or_never().expect("forgetting has nothing to wait for");
+        }
+    }
+
+    /// Runs a listing; nothing is forgotten until it waits for the store or ends.
+    async fn list<T>(&self, mut listing: impl Future<Output = T> + Unpin) -> T {
+        let begun = poll_fn(|context| {
+            let _renames = self.renames.lock();
+            Poll::Ready(listing.poll_unpin(context))
+        });
+        let begun = begun.await;
+        self.forget_waiting();
+        match begun {
+            Poll::Ready(listed) => listed,
+            Poll::Pending => listing.await,
+        }
+    }
+}
+
+/// Whether a listing has to be repeated: a file that is being made is in its directory before it is in the superblock's table.
+fn is_to_be_repeated<T>(listed: &Answer<T>, directory: InodeNo, deadline: Instant) -> bool {
+    matches!(listed, Err(InodeError::InodeDoesNotExist(ino)) if *ino != directory) && Instant::now() < deadline
 }
 
 type Answer<T> = Result<T, InodeError>;
+
+/// How long a listing waits for files that are being made: until another thread has done a few instructions.
+const LONGEST_CREATION: Duration = Duration::from_secs(1);
 
 #[async_trait]
 impl<M: Metablock + Send + Sync> Metablock for RecordingMetablock<M> {
@@ -121,7 +206,8 @@ impl<M: Metablock + Send + Sync> Metablock for RecordingMetablock<M> {
     }
 
     async fn forget(&self, ino: InodeNo, n: u64) {
-        self.inner.forget(ino, n).await;
+        self.forgotten.lock().push((ino, n));
+        self.forget_waiting();
     }
 
     async fn inc_file_size(&self, ino: InodeNo, len: usize) -> Answer<usize> {
@@ -163,7 +249,14 @@ impl<M: Metablock + Send + Sync> Metablock for RecordingMetablock<M> {
     }
 
     async fn new_readdir_handle(&self, dir_ino: InodeNo) -> Answer<u64> {
-        self.inner.new_readdir_handle(dir_ino).await
+        let deadline = Instant::now() + LONGEST_CREATION;
+        loop {
+            let opened = self.list(self.inner.new_readdir_handle(dir_ino)).await;
+            if !is_to_be_repeated(&opened, dir_ino, deadline) {
+                return opened;
+            }
+            std::thread::yield_now();
+        }
     }
 
     async fn readdir<'a>(
@@ -172,9 +265,25 @@ impl<M: Metablock + Send + Sync> Metablock for RecordingMetablock<M> {
         fh: u64,
         offset: i64,
         is_readdirplus: bool,
-        add: AddDirEntry<'a>,
+        mut add: AddDirEntry<'a>,
     ) -> Answer<()> {
-        self.inner.readdir(parent, fh, offset, is_readdirplus, add).await
+        if offset != 0 {
+            return self.inner.readdir(parent, fh, offset, is_readdirplus, add).await;
+        }
+        // A program that goes back to the beginning lists the directory again.
+        let deadline = Instant::now() + LONGEST_CREATION;
+        loop {
+            let mut is_begun = false;
+            let add = Box::new(|entry, name, offset, generation| {
+                is_begun = true;
+                add(entry, name, offset, generation)
+            });
+            let listed = self.list(self.inner.readdir(parent, fh, offset, is_readdirplus, add)).await;
+            if is_begun || !is_to_be_repeated(&listed, parent, deadline) {
+                return listed;
+            }
+            std::thread::yield_now();
+        }
     }
 
     async fn releasedir(&self, fh: u64) -> Answer<()> {
@@ -189,6 +298,7 @@ impl<M: Metablock + Send + Sync> Metablock for RecordingMetablock<M> {
         destination: &OsStr,
         allow_overwrite: bool,
     ) -> Answer<()> {
+        let _ongoing = self.begin_rename();
         self.inner.rename(source_parent, source, destination_parent, destination, allow_overwrite).await
     }
 

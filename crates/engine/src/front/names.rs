@@ -114,8 +114,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             && !self.table.is_file(node)
             && self.config.writes != Writes::Sequential
         {
-            return self.rename_directory(delivery, node, from, to);
+            self.rename_directory(delivery, node, from, to)?;
+        } else {
+            self.rename_file(delivery, from, to, flags)?;
         }
+        self.emptied.note(from.parent);
+        Ok(())
+    }
+
+    fn rename_file(&self, delivery: Delivery, from: Name<'_>, to: Name<'_>, flags: u32) -> FsResult<()> {
         let moved = self.copy_of_name(from.parent, from.name)?;
         let replaced = match self.copy_of_name(to.parent, to.name) {
             Ok(replaced) => replaced,

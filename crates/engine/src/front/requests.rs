@@ -27,6 +27,11 @@ use crate::state::{InFlightGuard, RequestClass};
 /// `FUSE_HANDLE_KILLPRIV_V2`: writing to a file, truncating and chown(2) clear its set-user-ID and set-group-ID bits here and not
 /// in the kernel, which otherwise asks for `security.capability` before each write.
 const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+/// `FUSE_PARALLEL_DIROPS`: names of one directory may be looked up at the same time. Otherwise the kernel sends one lookup after the
+/// other, and each waits for the store.
+const PARALLEL_DIROPS: u64 = 1 << 18;
+/// Where the flags are in the answer to `FUSE_INIT`, behind its header and three numbers.
+const INIT_FLAGS: usize = 28;
 /// Block size in the answer to statfs(2).
 const STATFS_BLOCK: u32 = 4096;
 
@@ -109,6 +114,11 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
         if self.config.metadata != MetadataMode::Refuse {
             // Kernels before 5.12 do not offer it and ask more often.
             let _ = config.add_capabilities(HANDLE_KILLPRIV_V2);
+        }
+        // The kernel has the answer of the mount's first engine, which may be an earlier version.
+        let first = self.state.answer();
+        if first.is_none_or(|it| has_flag(&it, PARALLEL_DIROPS)) {
+            let _ = config.add_capabilities(PARALLEL_DIROPS);
         }
         block_on(self.files.init(config))
     }
@@ -434,5 +444,24 @@ fn point_in_time(time: TimeOrNow) -> OffsetDateTime {
     match time {
         TimeOrNow::SpecificTime(time) => time.into(),
         TimeOrNow::Now => OffsetDateTime::now_utc(),
+    }
+}
+
+/// Whether an answer to `FUSE_INIT` has this flag, one of the first 32.
+fn has_flag(answer: &[u8], flag: u64) -> bool {
+    let flags = answer.get(INIT_FLAGS..INIT_FLAGS + 4).map(|it| u32::from_ne_bytes([it[0], it[1], it[2], it[3]]));
+    flags.is_some_and(|it| u64::from(it) & flag != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_of_an_answer_are_found_behind_its_header() {
+        let mut answer = vec![0; INIT_FLAGS];
+        assert!(!has_flag(&answer, PARALLEL_DIROPS), "too short");
+        answer.extend([0, 0, 4, 0]);
+        assert!(has_flag(&answer, PARALLEL_DIROPS) && !has_flag(&answer, 1));
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::time::{Duration, Instant};
 
+use rustix::fs::{XattrFlags, setxattr};
 use rustix::io::Errno;
 use s3csi_s3_server::store::{SECRET_MARK, Store as _};
 use s3csi_s3_server::{Config, Effect, Fault, S3Operation, S3Server, Transport};
@@ -22,6 +23,8 @@ const MOST_MEMORY: u64 = (MEMORY_TARGET + 256) * 2;
 /// A deadline of the engine that is shorter than in real life, and how long a call may take then on a busy machine.
 const LONGEST_ANSWER: &str = "longest-answer=2";
 const ENDS_WITHIN: Duration = Duration::from_mins(1);
+/// Twice as long as an answer may take.
+const OBSERVED: Duration = Duration::from_secs(4);
 
 fn world(rule: &str) -> World<S3Server> {
     let world = in_process_with(rule, Config::default());
@@ -91,6 +94,34 @@ fn pages_without_end_are_given_up() {
     check_bounded("empty-pages", listings(Effect::EmptyPages), list);
 }
 
+/// The next page of a long listing is requested before a program wants it. This program never does.
+#[test]
+fn a_page_without_end_that_nothing_waits_for_is_given_up() {
+    let world = world("endless-next-page");
+    for number in 0..1500 {
+        world.put(&format!("{number}"), b"");
+    }
+    let mount = mount(&world);
+    let listings = |effect| Fault::new(effect).operation(S3Operation::ListObjectsV2);
+    let first = world.store.inject(listings(Effect::Slow(Duration::ZERO)).times(1));
+    let next = world.store.inject(listings(Effect::Endless { status: 200 }));
+    let mut names = fs::read_dir(mount.directory()).unwrap();
+    assert!(names.next().unwrap().is_ok());
+    wait_for("the next page is requested", || 0 < next.hits());
+    assert_eq!(first.hits(), 1);
+    // It would take all memory in less time.
+    let start = Instant::now();
+    while start.elapsed() < OBSERVED {
+        let peak = peak_memory(&mount);
+        assert!(peak < MOST_MEMORY, "{peak} MiB after {:?}", start.elapsed());
+    }
+    next.release();
+    println!("next page: {} hits, {} MiB", next.hits(), peak_memory(&mount));
+    drop(names);
+    wait_for("the store is used again", || list(&mount).is_ok_and(|it| it == 1501));
+    mount.unmount();
+}
+
 #[test]
 fn a_page_without_entries_does_not_end_a_listing() {
     let world = world("one-empty-page");
@@ -142,12 +173,21 @@ fn objects_without_etag_in_listings_keep_no_others_away() {
 fn files_that_were_there_before_versitygw_are_served() {
     let fixture = Fixture::new("old-files");
     let store = start_versitygw(&fixture, Transport::Plain);
-    fs::write(store.bucket_directory(BUCKET).join("old"), "old").unwrap();
+    let old = store.bucket_directory(BUCKET).join("old");
+    fs::write(&old, "old").unwrap();
     let mount = EngineLauncher::new(&fixture, store.as_ref(), BUCKET).writable().mount();
     assert_eq!(listing(mount.directory()), ["old"]);
     fs::write(mount.path("new"), "new").unwrap();
     assert_eq!(listing(mount.directory()), ["new", "old"]);
     assert_eq!(fs::read(mount.path("new")).unwrap(), b"new");
+    mount.unmount();
+
+    // As clients leave it that send no checksum: its entry in a listing has an empty algorithm.
+    fs::remove_file(store.bucket_directory(BUCKET).join("new")).unwrap();
+    setxattr(&old, "user.etag", b"149603e6c03516362a8da23f624db945", XattrFlags::empty()).unwrap();
+    let mount = EngineLauncher::new(&fixture, store.as_ref(), BUCKET).writable().mount();
+    assert_eq!(listing(mount.directory()), ["old"]);
+    assert_eq!(fs::read(mount.path("old")).unwrap(), b"old");
     mount.unmount();
     drop(store);
 }

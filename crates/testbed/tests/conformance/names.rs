@@ -1,12 +1,21 @@
 //! Directories, listings and names that need care on their way to the server.
 
-use std::fs;
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
 use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::on_both_servers;
 use crate::world::{World, check_errno, listing};
+
+/// For how long the kernel believes attributes, with the default options.
+const BELIEVED: Duration = Duration::from_millis(100);
 
 on_both_servers!(
     directories_can_be_made_and_removed,
@@ -16,10 +25,14 @@ on_both_servers!(
     empty_directories_are_kept,
     a_tree_is_removed,
     a_directory_stays_when_its_last_file_goes,
+    a_directory_stays_when_its_last_directory_or_file_is_removed_or_moved,
     a_removed_directory_that_is_in_use_has_no_links,
     prefixes_of_keys_are_directories,
     every_name_comes_back_as_it_was_written,
     a_listing_of_more_than_one_page_is_complete,
+    a_listing_shows_what_was_stored_a_moment_ago,
+    directories_of_a_tree_show_what_was_made_a_moment_ago,
+    a_directory_is_listed_while_files_are_made_moved_and_removed_in_it,
 );
 
 fn directories_can_be_made_and_removed(world: &World) {
@@ -102,6 +115,30 @@ fn a_directory_stays_when_its_last_file_goes(world: &World) {
     mount.unmount();
 }
 
+fn a_directory_stays_when_its_last_directory_or_file_is_removed_or_moved(world: &World) {
+    for key in ["a/sub/file", "b/file", "c/sub/file"] {
+        world.put(key, b"content");
+    }
+    let mount = world.mount();
+    fs::remove_dir_all(mount.path("a/sub")).unwrap();
+    fs::rename(mount.path("b/file"), mount.path("file")).unwrap();
+    fs::rename(mount.path("c/sub"), mount.path("sub")).unwrap();
+    // Longer than the kernel believes that they exist.
+    let start = Instant::now();
+    while start.elapsed() < BELIEVED * 3 {
+        for directory in ["a", "b", "c"] {
+            assert!(fs::metadata(mount.path(directory)).unwrap().is_dir());
+        }
+    }
+    for directory in ["a", "b", "c"] {
+        assert_eq!(listing(&mount.path(directory)), Vec::<String>::new());
+        fs::remove_dir(mount.path(directory)).unwrap();
+    }
+    assert_eq!(listing(mount.directory()), ["file", "sub"]);
+    assert_eq!(world.keys().into_iter().filter(|it| !it.ends_with('/')).collect::<Vec<_>>(), ["file", "sub/file"]);
+    mount.unmount();
+}
+
 /// kubelet takes ENOENT for the root of a bind mount for "not mounted" and never removes the Pod.
 fn a_removed_directory_that_is_in_use_has_no_links(world: &World) {
     let mount = world.mount();
@@ -170,5 +207,97 @@ fn a_listing_of_more_than_one_page_is_complete(world: &World) {
     let mount = world.mount();
     assert_eq!(listing(&mount.path("many")), names);
     assert_eq!(fs::read(mount.path("many/file-1049")).unwrap(), b"file-1049");
+    mount.unmount();
+}
+
+/// The names of a directory, with sizes.
+fn sizes(directory: &Path) -> BTreeMap<OsString, u64> {
+    let entries = fs::read_dir(directory).unwrap().map(Result::unwrap);
+    entries.map(|it| (it.file_name(), it.metadata().unwrap().len())).collect()
+}
+
+/// Small and large ones, which are stored in different ways, and a page of the listing that is just believed.
+fn a_listing_shows_what_was_stored_a_moment_ago(world: &World) {
+    let large = vec![7; 9 << 20];
+    world.put("directory/large", &large);
+    let mount = world.mount();
+    let directory = mount.path("directory");
+    let mut expected = BTreeMap::from([(OsString::from("large"), large.len() as u64)]);
+    for round in 0..5 {
+        assert_eq!(sizes(&directory), expected);
+        let mut file = OpenOptions::new().append(true).open(directory.join("large")).unwrap();
+        file.write_all(b"more").unwrap();
+        drop(file);
+        *expected.get_mut(OsStr::new("large")).unwrap() += 4;
+        assert_eq!(sizes(&directory), expected);
+        let name = OsString::from(format!("small-{round}"));
+        fs::write(directory.join(&name), "small").unwrap();
+        expected.insert(name.clone(), 5);
+        assert_eq!(sizes(&directory), expected);
+        if round % 2 == 1 {
+            fs::remove_file(directory.join(&name)).unwrap();
+            expected.remove(&name);
+        }
+    }
+    mount.unmount();
+}
+
+/// Listings of the next directories are requested while the first ones are read.
+fn directories_of_a_tree_show_what_was_made_a_moment_ago(world: &World) {
+    for number in 0..20 {
+        world.put(&format!("tree/{number:02}/file"), b"content");
+    }
+    let mount = world.mount();
+    for round in 0..3 {
+        for number in 0..20 {
+            let expected: Vec<String> =
+                ["file".to_owned()].into_iter().chain((0..round).map(|it| format!("made-{it}"))).collect();
+            let directory = mount.path(&format!("tree/{number:02}"));
+            assert_eq!(listing(&directory), expected, "{number}");
+            // In this one, which was listed, and in one that will be.
+            let next = mount.path(&format!("tree/{:02}", (number + 2) % 20));
+            fs::write(next.join("moment"), "").unwrap();
+            assert_eq!(listing(&next).last().map(String::as_str), Some("moment"));
+            fs::remove_file(next.join("moment")).unwrap();
+            fs::write(directory.join(format!("made-{round}")), "made").unwrap();
+        }
+    }
+    mount.unmount();
+}
+
+/// A file that is being made is in its directory a moment before it can be found.
+fn a_directory_is_listed_while_files_are_made_moved_and_removed_in_it(world: &World) {
+    const FILES: usize = 150;
+    let mount = world.mount();
+    fs::create_dir(mount.path("busy")).unwrap();
+    let directory = mount.path("busy");
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..3)
+            .map(|writer| {
+                let directory = &directory;
+                scope.spawn(move || {
+                    for number in 0..FILES {
+                        let name = directory.join(format!("{writer}-{number}"));
+                        fs::write(&name, "content").unwrap();
+                        match number % 4 {
+                            0 => fs::rename(&name, directory.join(format!("{writer}-moved-{number}"))).unwrap(),
+                            1 => fs::remove_file(&name).unwrap(),
+                            _ => {}
+                        }
+                    }
+                })
+            })
+            .collect();
+        let opened = rustix::fs::open(&directory, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
+        let mut again = Dir::new(opened).unwrap();
+        while !writers.iter().all(std::thread::ScopedJoinHandle::is_finished) {
+            let names: Result<Vec<_>, _> = fs::read_dir(&directory).and_then(Iterator::collect);
+            assert!(names.is_ok(), "{names:?}");
+            again.rewind();
+            let names: Result<Vec<_>, _> = again.by_ref().collect();
+            assert!(names.is_ok(), "{names:?}");
+        }
+    });
+    assert_eq!(listing(&directory).len(), 3 * (0..FILES).filter(|it| it % 4 != 1).count());
     mount.unmount();
 }

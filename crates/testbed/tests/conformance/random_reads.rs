@@ -100,6 +100,53 @@ fn the_rest_of_a_file_that_is_read_all_over_is_fetched_meanwhile() {
     mount.unmount();
 }
 
+/// More than may keep parts in memory.
+#[test]
+fn readers_of_different_parts_of_a_file_do_not_read_ahead_into_those_of_others() {
+    const READERS: usize = 12;
+    for arguments in [&[][..], &["--max-threads=1"], &["--max-stage-size=0"]] {
+        let world = world("random-parts");
+        let content = noise(5, READERS * 4 * BLOCK + 12_345);
+        world.put("file", &content);
+        let mount = arguments.iter().fold(world.engine(), |engine, it| engine.argument(*it)).mount();
+        thread::scope(|scope| {
+            for reader in 0..READERS {
+                let (path, content) = (mount.path("file"), &content);
+                scope.spawn(move || {
+                    let file = File::open(path).unwrap();
+                    let part = &content[reader * 4 * BLOCK..content.len().min((reader + 2) * 4 * BLOCK)];
+                    // No power of two: reads begin and end anywhere.
+                    for (number, expected) in part.chunks(300_001).enumerate() {
+                        let mut found = vec![0; expected.len()];
+                        let start = reader * 4 * BLOCK + number * 300_001;
+                        file.read_exact_at(&mut found, start as u64).unwrap();
+                        assert!(found == expected, "other bytes at {start}");
+                    }
+                });
+            }
+        });
+        mount.unmount();
+    }
+}
+
+#[test]
+fn what_a_reader_in_order_has_fetched_last_is_in_memory() {
+    let world = world("random-last-part");
+    let content = noise(6, SIZE);
+    world.put("file", &content);
+    let mount = world.mount();
+    let [other, file] = [(), ()].map(|()| File::open(mount.path("file")).unwrap());
+    let last = BLOCKS - 1;
+    read(&other, &content, std::iter::once(last * BLOCK / PAGE)).unwrap();
+    let pages = |blocks: std::ops::Range<usize>| (blocks.start * BLOCK / PAGE)..(blocks.end * BLOCK / PAGE);
+    read(&file, &content, pages(12..last)).unwrap();
+    drop_pages(&file);
+    let _fault = world.store.inject(Fault::new(Effect::Denied).operation(S3Operation::GetObject));
+    read(&file, &content, pages(last - 3..last)).unwrap();
+    drop((other, file));
+    mount.unmount();
+}
+
 #[test]
 fn many_readers_share_the_blocks_with_one_thread_and_with_many() {
     for threads in ["1", "16"] {

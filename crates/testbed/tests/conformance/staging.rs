@@ -1,11 +1,13 @@
-//! A staging directory without room: the writer gets an error, and the object stays as it was.
+//! Staging directories: without room the writer gets an error, and the object stays as it was; large files are edited in any order.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::on_both_servers;
@@ -15,6 +17,7 @@ on_both_servers!(
     a_full_disk_is_an_error_and_the_object_stays,
     a_full_staging_directory_is_an_error_and_the_object_stays,
     large_files_are_written_in_any_order,
+    readers_of_a_file_that_is_shortened_get_what_is_left,
 );
 
 fn editable(path: &Path) -> File {
@@ -91,5 +94,37 @@ fn large_files_are_written_in_any_order(world: &World) {
     drop(file);
     content[4..10].copy_from_slice(b"header");
     world.check_object("video", &content);
+    mount.unmount();
+}
+
+/// Directly, since the kernel's page cache would answer most reads.
+fn readers_of_a_file_that_is_shortened_get_what_is_left(world: &World) {
+    const LENGTH: u64 = 9 << 20;
+    let mount = world.mount();
+    let path = mount.path("file");
+    fs::write(&path, noise(5, 9 << 20)).unwrap();
+    let writer = editable(&path);
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reads = scope.spawn(|| {
+            let options = OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+            let reader = File::from(rustix::fs::open(&path, options, Mode::empty()).unwrap());
+            let mut piece = vec![0; 1 << 20];
+            let mut count = 0;
+            while !is_done.load(Ordering::Acquire) {
+                let read = reader.read_at(&mut piece, LENGTH - (1 << 20));
+                assert!(read.is_ok(), "after {count} reads: {read:?}");
+                count += 1;
+            }
+            count
+        });
+        for _ in 0..300 {
+            writer.set_len(LENGTH - (1 << 20) + 5).unwrap();
+            writer.set_len(LENGTH).unwrap();
+        }
+        is_done.store(true, Ordering::Release);
+        assert!(reads.join().unwrap() > 0);
+    });
+    drop(writer);
     mount.unmount();
 }

@@ -84,6 +84,6 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if found.size == 0 || LONGEST_TARGET < found.size {
             return Err(FsError::new(libc::EINVAL, "the object is not a symbolic link".into()));
         }
-        Ok(self.bucket.fetch(&key, &found.etag, 0..found.size)?)
+        Ok(self.bucket.fetch(&key, &found.etag, 0..found.size)?.into())
     }
 }

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::ops::{Deref, Range};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,11 @@ pub enum CachePlace {
     Kept(KeptFiles),
 }
 
-/// A block that is being fetched: the first thread that asks for it fetches it, the others wait for it.
-pub type FetchedBlock = Arc<OnceLock<Result<Bytes, FailedFetch>>>;
+/// Blocks that are being fetched by one request: the first thread that wants one of them fetches them, the others wait.
+pub struct BlockFetch {
+    pub blocks: Range<u64>,
+    pub content: OnceLock<Result<Bytes, FailedFetch>>,
+}
 
 pub struct FailedFetch {
     pub error: BucketError,
@@ -44,9 +47,34 @@ pub struct CachedObject {
     /// How much of the place the file takes.
     bytes: AtomicU64,
     /// Until they are in the file.
-    fetching: Mutex<HashMap<u64, FetchedBlock>>,
+    fetching: Mutex<HashMap<u64, Arc<BlockFetch>>>,
     pub fill: FillProgress,
+    readers: AtomicUsize,
     objects: Arc<CachedObjects>,
+}
+
+/// An object for one handle, which is counted.
+pub struct ObjectReader(Arc<CachedObject>);
+
+impl ObjectReader {
+    pub fn new(object: Arc<CachedObject>) -> Self {
+        object.readers.fetch_add(1, Ordering::Relaxed);
+        Self(object)
+    }
+}
+
+impl Deref for ObjectReader {
+    type Target = Arc<CachedObject>;
+
+    fn deref(&self) -> &Arc<CachedObject> {
+        &self.0
+    }
+}
+
+impl Drop for ObjectReader {
+    fn drop(&mut self) {
+        self.readers.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// All objects that are being read.
@@ -104,6 +132,7 @@ impl CachedObjects {
             file,
             fetching: Mutex::default(),
             fill: FillProgress::default(),
+            readers: AtomicUsize::new(0),
             objects: Arc::clone(self),
         });
         open.by_name.insert(name, (object.id, Arc::downgrade(&object)));
@@ -150,19 +179,43 @@ impl CachedObjects {
 const FAILURE_KEPT: Duration = Duration::from_secs(1);
 
 impl CachedObject {
-    /// The block as it is being fetched, or has just failed to be.
-    pub fn fetching(&self, block: u64) -> FetchedBlock {
-        let mut fetching = self.fetching.lock();
-        let has_failed = |it: &FetchedBlock| matches!(it.get(), Some(Err(it)) if FAILURE_KEPT <= it.at.elapsed());
-        if fetching.get(&block).is_some_and(has_failed) {
-            fetching.remove(&block);
-        }
-        Arc::clone(fetching.entry(block).or_default())
+    /// Whether several handles use the file.
+    pub fn is_shared(&self) -> bool {
+        self.file.is_some() && 1 < self.readers.load(Ordering::Relaxed)
     }
 
-    /// The block is in the file, or in memory.
-    pub fn fetched(&self, block: u64) {
-        self.fetching.lock().remove(&block);
+    /// The block as it is being fetched, or has just failed to be. Otherwise it will be, with blocks behind it that are not there
+    /// either, up to so many.
+    pub fn fetching(&self, block: u64, most: u64) -> Arc<BlockFetch> {
+        let mut fetching = self.fetching.lock();
+        let has_failed =
+            |it: &Arc<BlockFetch>| matches!(it.content.get(), Some(Err(it)) if FAILURE_KEPT <= it.at.elapsed());
+        match fetching.get(&block) {
+            Some(failed) if has_failed(failed) => {
+                for block in failed.blocks.clone() {
+                    fetching.remove(&block);
+                }
+            }
+            Some(fetch) => return Arc::clone(fetch),
+            None => {}
+        }
+        let is_wanted = |block: &u64| {
+            let part = self.version.part(&(*block..*block + 1));
+            !fetching.contains_key(block) && !part.is_empty() && !self.missing(&part).is_empty()
+        };
+        let more = (block + 1..block + most).take_while(is_wanted).count() as u64;
+        let blocks = block..block + 1 + more;
+        let fetch = Arc::new(BlockFetch { blocks: blocks.clone(), content: OnceLock::new() });
+        fetching.extend(blocks.map(|it| (it, Arc::clone(&fetch))));
+        fetch
+    }
+
+    /// The blocks are in the file, or in memory.
+    pub fn fetched(&self, blocks: &Range<u64>) {
+        let mut fetching = self.fetching.lock();
+        for block in blocks.clone() {
+            fetching.remove(&block);
+        }
     }
 
     /// A part of the object, if all of it is in the file.

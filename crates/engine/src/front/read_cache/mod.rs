@@ -29,8 +29,8 @@ use super::bucket::Bucket;
 use super::metablock::OpenedObject;
 
 use cache_file::BLOCK;
-use cached_object::{CachedObject, CachedObjects, FailedFetch};
-use permits::Permits;
+use cached_object::{CachedObject, CachedObjects, FailedFetch, ObjectReader};
+use permits::{Permit, Permits};
 use read_pattern::{ReadKind, ReadPattern};
 
 pub use cached_object::CachePlace;
@@ -38,6 +38,14 @@ pub use kept_files::{KeptFiles, KeptLimit};
 
 /// Blocks that are fetched at once, of all objects together. Each takes twice its size for a moment.
 const FETCHES: usize = 8;
+
+/// Blocks that one request fetches for a reader that goes on in order: many readers at once make many requests.
+const BLOCKS_IN_ORDER: u64 = 4;
+
+/// So many readers that go on in order keep what they fetch in memory, and not in the file, from which nothing would read it again.
+const READERS_IN_ORDER: usize = 8;
+/// What each of them keeps: the kernel asks for the beginning of one before it has the end of the other.
+const PARTS_IN_ORDER: usize = 2;
 
 /// Blocks in memory that fit into no file.
 const BLOCKS_IN_MEMORY: usize = 16;
@@ -51,6 +59,11 @@ pub struct ObjectVersion {
 }
 
 impl ObjectVersion {
+    /// Where these blocks are in the object.
+    fn part(&self, blocks: &Range<u64>) -> Range<u64> {
+        (blocks.start * BLOCK).min(self.size)..(blocks.end * BLOCK).min(self.size)
+    }
+
     /// For a file.
     fn name(&self) -> String {
         let mut hash = Md5::new();
@@ -66,7 +79,15 @@ impl ObjectVersion {
 pub struct CachedReader {
     version: ObjectVersion,
     pattern: ReadPattern,
-    object: OnceLock<Arc<CachedObject>>,
+    object: OnceLock<ObjectReader>,
+    in_order: Mutex<PartsInOrder>,
+}
+
+/// What a reader that goes on in order has fetched last.
+#[derive(Default)]
+struct PartsInOrder {
+    parts: VecDeque<NewContent>,
+    permit: Option<Permit<Arc<Permits>>>,
 }
 
 impl CachedReader {
@@ -75,7 +96,10 @@ impl CachedReader {
         let OpenedObject { key, etag, size, .. } = object;
         let is_cached = flags & libc::O_DIRECT == 0 && !etag.is_empty() && !key.is_empty() && 0 < *size;
         let version = ObjectVersion { key: key.clone(), etag: etag.clone(), size: *size };
-        is_cached.then(|| Self { version, pattern: ReadPattern::default(), object: OnceLock::new() })
+        is_cached.then(|| {
+            let (pattern, object, in_order) = (ReadPattern::default(), OnceLock::new(), Mutex::default());
+            Self { version, pattern, object, in_order }
+        })
     }
 }
 
@@ -96,15 +120,13 @@ pub struct NewContent {
     object: Arc<CachedObject>,
     start: u64,
     data: Bytes,
-    /// Other readers get it from the object's `fetching` until it is dropped.
-    block: Option<u64>,
+    /// Other readers get these blocks from the object's `fetching` until it is dropped.
+    blocks: Range<u64>,
 }
 
 impl Drop for NewContent {
     fn drop(&mut self) {
-        if let Some(block) = self.block {
-            self.object.fetched(block);
-        }
+        self.object.fetched(&self.blocks);
     }
 }
 
@@ -112,6 +134,7 @@ pub struct ReadCache<C> {
     bucket: Arc<Bucket<C>>,
     objects: Arc<CachedObjects>,
     fetches: Arc<Permits>,
+    readers_in_order: Arc<Permits>,
     /// By object and block, the latest one last.
     recent: Mutex<VecDeque<(u64, u64, Bytes)>>,
 }
@@ -119,7 +142,8 @@ pub struct ReadCache<C> {
 impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
     pub fn new(bucket: Arc<Bucket<C>>, place: CachePlace) -> Self {
         let objects = CachedObjects::new(place);
-        Self { bucket, objects, fetches: Arc::new(Permits::new(FETCHES)), recent: Mutex::default() }
+        let [fetches, readers_in_order] = [FETCHES, READERS_IN_ORDER].map(|it| Arc::new(Permits::new(it)));
+        Self { bucket, objects, fetches, readers_in_order, recent: Mutex::default() }
     }
 
     /// Answers a read, unless the caller must ask `S3Filesystem`.
@@ -129,7 +153,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
         if end <= offset {
             return None;
         }
-        let is_used = self.objects.keeps_all() || access == ReadKind::Random || reader.object.get().is_some();
+        let is_used = self.objects.keeps_all() || access != ReadKind::Sequential || reader.object.get().is_some();
         if !is_used {
             return None;
         }
@@ -137,7 +161,34 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
         if let Some(bytes) = object.read(&(offset..end)) {
             return Some(Ok(Bytes::from(bytes).into()));
         }
-        (access == ReadKind::Random).then(|| self.read_blocks(object, offset..end))
+        if access == ReadKind::Jump && object.fill.note_wanted(object.version.size) {
+            fill::start(&self.bucket, &self.fetches, object);
+        }
+        let at_once = match access {
+            ReadKind::Jump | ReadKind::AfterJump => 1,
+            // The window of the crates would reach into the parts of the file that other readers fetch.
+            ReadKind::Sequential if reader.pattern.has_jumped() && object.is_shared() => BLOCKS_IN_ORDER,
+            ReadKind::Sequential => return None,
+        };
+        let read = self.read_blocks(object, offset..end, at_once);
+        Some(read.map(|it| if access == ReadKind::Sequential { self.keep_in_order(reader, it) } else { it }))
+    }
+
+    /// Keeps what a reader that goes on in order has fetched, if that may be in memory.
+    fn keep_in_order(&self, reader: &CachedReader, mut reply: ReadReply) -> ReadReply {
+        if reply.keep.is_empty() || self.objects.keeps_all() {
+            return reply;
+        }
+        let mut in_order = reader.in_order.lock();
+        if in_order.permit.is_none() {
+            in_order.permit = self.readers_in_order.try_acquire();
+        }
+        if in_order.permit.is_some() {
+            in_order.parts.extend(reply.keep.drain(..));
+            let excess = in_order.parts.len().saturating_sub(PARTS_IN_ORDER);
+            in_order.parts.drain(..excess);
+        }
+        reply
     }
 
     /// What `S3Filesystem` has read.
@@ -145,7 +196,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
         let mut reply = ReadReply::from(data);
         if self.objects.keeps_all() && !reply.data.is_empty() {
             let object = Arc::clone(self.object(reader));
-            reply.keep.push(NewContent { object, start: offset, data: reply.data.clone(), block: None });
+            reply.keep.push(NewContent { object, start: offset, data: reply.data.clone(), blocks: 0..0 });
         }
         reply
     }
@@ -153,55 +204,63 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
     /// Called after the kernel has its reply.
     pub fn keep(&self, new: Vec<NewContent>) {
         for content in new {
-            if !content.object.write(content.start, &content.data)
-                && let Some(block) = content.block
-            {
-                self.keep_in_memory(content.object.id, block, content.data.clone());
+            if content.object.write(content.start, &content.data) {
+                continue;
+            }
+            for block in content.blocks.clone() {
+                let data =
+                    content.data.slice(part_of(&(block * BLOCK..(block + 1) * BLOCK), content.start, &content.data));
+                self.keep_in_memory(content.object.id, block, data);
             }
         }
     }
 
     fn object<'a>(&self, reader: &'a CachedReader) -> &'a Arc<CachedObject> {
-        reader.object.get_or_init(|| self.objects.get(&reader.version))
+        reader.object.get_or_init(|| ObjectReader::new(self.objects.get(&reader.version)))
     }
 
-    fn read_blocks(&self, object: &Arc<CachedObject>, range: Range<u64>) -> FsResult<ReadReply> {
+    fn read_blocks(&self, object: &Arc<CachedObject>, range: Range<u64>, at_once: u64) -> FsResult<ReadReply> {
         let (mut parts, mut keep) = (Vec::new(), Vec::new());
         for block in range.start / BLOCK..range.end.div_ceil(BLOCK) {
-            let start = block * BLOCK;
-            let data = self.block(object, block, &mut keep)?;
-            let index = |at: u64| usize::try_from(at.saturating_sub(start)).unwrap_or(usize::MAX).min(data.len());
-            parts.push(data.slice(index(range.start)..index(range.end)));
+            let (start, data) = self.block(object, block, at_once, &mut keep)?;
+            let end = range.end.min((block + 1) * BLOCK);
+            parts.push(data.slice(part_of(&(range.start.max(block * BLOCK)..end), start, &data)));
         }
         let data = if parts.len() == 1 { parts.remove(0) } else { parts.concat().into() };
         Ok(ReadReply { data, keep })
     }
 
-    fn block(&self, object: &Arc<CachedObject>, block: u64, keep: &mut Vec<NewContent>) -> FsResult<Bytes> {
-        let start = block * BLOCK;
-        let range = start..(start + BLOCK).min(object.version.size);
+    /// Something that contains the block, and where that begins. A request fetches so many blocks at once.
+    fn block(
+        &self,
+        object: &Arc<CachedObject>,
+        block: u64,
+        at_once: u64,
+        keep: &mut Vec<NewContent>,
+    ) -> FsResult<(u64, Bytes)> {
+        let range = object.version.part(&(block..block + 1));
         if let Some(data) = self.recent(object.id, block).or_else(|| object.read(&range).map(Bytes::from)) {
-            return Ok(data);
+            return Ok((range.start, data));
         }
-        let cell = object.fetching(block);
+        let fetch = object.fetching(block, at_once);
+        let range = object.version.part(&fetch.blocks);
+        let start = range.start;
         let mut is_own = false;
-        let fetched = cell.get_or_init(|| {
+        let fetched = fetch.content.get_or_init(|| {
             is_own = true;
-            if object.fill.note_wanted(object.version.size) {
-                fill::start(&self.bucket, &self.fetches, object);
-            }
             let _permit = self.fetches.acquire();
             let ObjectVersion { key, etag, .. } = &object.version;
             let fetched = self.bucket.fetch(key, etag, range);
-            fetched.map(Bytes::from).map_err(|error| FailedFetch { error, at: Instant::now() })
+            fetched.map_err(|error| FailedFetch { error, at: Instant::now() })
         });
         match fetched {
-            Ok(data) if is_own => {
-                let new = NewContent { object: Arc::clone(object), start, data: data.clone(), block: Some(block) };
-                keep.push(new);
-                Ok(data.clone())
+            Ok(data) => {
+                if is_own {
+                    let (object, blocks) = (Arc::clone(object), fetch.blocks.clone());
+                    keep.push(NewContent { object, start, data: data.clone(), blocks });
+                }
+                Ok((start, data.clone()))
             }
-            Ok(data) => Ok(data.clone()),
             Err(failed) => Err(failed.error.clone().into()),
         }
     }
@@ -222,4 +281,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
         }
         recent.push_back((object, block, data));
     }
+}
+
+/// Where this part of an object is in data that begin at `start`.
+fn part_of(part: &Range<u64>, start: u64, data: &Bytes) -> Range<usize> {
+    let index = |at: u64| usize::try_from(at.saturating_sub(start)).unwrap_or(usize::MAX).min(data.len());
+    index(part.start)..index(part.end)
 }

@@ -12,7 +12,10 @@ const SEQUENTIAL_RUN: u64 = 2 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadKind {
     Sequential,
-    Random,
+    /// Not where the read before it ended.
+    Jump,
+    /// Goes on after a jump, not for long enough yet to be sequential.
+    AfterJump,
 }
 
 #[derive(Debug, Default)]
@@ -21,6 +24,7 @@ pub struct ReadPattern(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     is_random: bool,
+    has_jumped: bool,
     /// Where the next read of a sequential reader begins.
     next: u64,
     /// How much was read in a row since the last jump.
@@ -31,7 +35,16 @@ impl ReadPattern {
     /// Takes note of a read and says what the reader does.
     pub fn note(&self, offset: u64, size: u64) -> ReadKind {
         let mut state = self.0.lock();
-        if state.note(offset, size) { ReadKind::Random } else { ReadKind::Sequential }
+        match (state.note(offset, size), state.run) {
+            (false, _) => ReadKind::Sequential,
+            (true, 0) => ReadKind::Jump,
+            (true, _) => ReadKind::AfterJump,
+        }
+    }
+
+    /// Whether the handle was ever read at random, or not from the beginning.
+    pub fn has_jumped(&self) -> bool {
+        self.0.lock().has_jumped
     }
 }
 
@@ -44,7 +57,7 @@ impl State {
                 self.next = self.next.max(end);
                 return false;
             }
-            *self = Self { is_random: true, next: end, run: 0 };
+            *self = Self { is_random: true, has_jumped: true, next: end, run: 0 };
             return true;
         }
         // Requests of one readahead overtake each other.
@@ -79,18 +92,19 @@ mod tests {
 
     #[test]
     fn a_jump_makes_a_reader_random() {
-        check([100 << 20], ReadKind::Random);
-        check([0, 50 << 20, 10 << 20], ReadKind::Random);
-        check([0, PIECE, 20 * PIECE, 2 * PIECE], ReadKind::Random);
+        check([100 << 20], ReadKind::Jump);
+        check([0, 50 << 20, 10 << 20], ReadKind::Jump);
+        check([0, PIECE, 20 * PIECE, 2 * PIECE], ReadKind::Jump);
     }
 
     #[test]
     fn a_random_reader_that_goes_on_in_order_is_sequential_again() {
         let start = 100 << 20;
         let order = |count: u64| (0..count).map(move |it| start + it * PIECE);
-        check(order(16), ReadKind::Random);
+        check(order(16), ReadKind::AfterJump);
         let pattern = check(order(17), ReadKind::Sequential);
         assert_eq!(pattern.note(start + 17 * PIECE, PIECE), ReadKind::Sequential);
-        assert_eq!(pattern.note(0, PIECE), ReadKind::Random);
+        assert_eq!(pattern.note(0, PIECE), ReadKind::Jump);
+        assert!(pattern.has_jumped());
     }
 }

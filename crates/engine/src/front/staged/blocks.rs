@@ -119,14 +119,27 @@ impl BlockFile {
         Self { id, directory, data, map, blocks, is_removed: AtomicBool::new(false) }
     }
 
-    /// Reads up to `bytes.len()` bytes; the caller knows that they are inside the file.
-    pub fn read(&self, offset: u64, bytes: &mut [u8], fetch: RangeFetch<'_>) -> Result<(), BlockError> {
+    /// Reads as much as there is, and answers how much that is.
+    pub fn read(&self, offset: u64, bytes: &mut [u8], fetch: RangeFetch<'_>) -> Result<usize, BlockError> {
         let range = offset..offset + bytes.len() as u64;
         self.check()?;
         for number in numbers(&range) {
             self.ensure_present(number, fetch)?;
         }
-        self.data.read_exact_at(bytes, offset).map_err(|cause| BlockError::Io { cause })
+        let mut length = 0;
+        while length < bytes.len() {
+            match self.data.read_at(&mut bytes[length..], offset + length as u64) {
+                Ok(0) => break,
+                Ok(read) => length += read,
+                Err(cause) if cause.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => return Err(BlockError::Io { cause }),
+            }
+        }
+        if length < bytes.len() {
+            // Either this file was shortened meanwhile, or another program did it.
+            self.check()?;
+        }
+        Ok(length)
     }
 
     /// Writes, and makes the file longer if necessary.
@@ -326,7 +339,7 @@ mod tests {
 
     fn read(world: &World, file: &BlockFile, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
-        file.read(offset, &mut bytes, &|range| world.fetch(&range)).unwrap();
+        assert_eq!(file.read(offset, &mut bytes, &|range| world.fetch(&range)).unwrap(), length);
         bytes
     }
 
@@ -372,6 +385,17 @@ mod tests {
     }
 
     #[test]
+    fn a_read_beyond_the_end_is_short() {
+        let world = World::new(2 * BLOCK);
+        let file = world.file();
+        file.set_length(BLOCK + 2).unwrap();
+        let mut bytes = [7; 5];
+        assert_eq!(file.read(BLOCK, &mut bytes, &|range| world.fetch(&range)).unwrap(), 2);
+        let start = usize::try_from(BLOCK).unwrap();
+        assert_eq!(bytes, [world.object[start], world.object[start + 1], 7, 7, 7]);
+    }
+
+    #[test]
     fn a_successor_knows_which_blocks_are_here_and_which_were_changed() {
         let world = World::new(3 * BLOCK);
         let file = world.file();
@@ -391,7 +415,7 @@ mod tests {
         file.data.set_len(5).unwrap();
         let damaged = |result: Result<(), BlockError>| assert!(matches!(result, Err(BlockError::Damaged)));
         damaged(file.write(2 * BLOCK, b"more", &|range| world.fetch(&range)));
-        damaged(file.read(0, &mut [0; 7], &|range| world.fetch(&range)));
+        damaged(file.read(0, &mut [0; 7], &|range| world.fetch(&range)).map(drop));
         damaged(file.set_length(3 * BLOCK));
         damaged(BlockFile::reopen(1, &world.directory, 2 * BLOCK).map(std::mem::forget));
         file.data.set_len(2 * BLOCK).unwrap();

@@ -272,21 +272,23 @@ impl StagedFile {
         *self.object.write() = object;
     }
 
+    /// Reads what there is: less if another thread shortens the file meanwhile.
     pub fn read(&self, offset: u64, size: usize, fetch: RangeFetch<'_>) -> FsResult<Vec<u8>> {
         self.must_be_whole()?;
         let available = self.length().saturating_sub(offset);
-        let size = usize::try_from(available).map_or(size, |it| it.min(size));
-        let mut bytes = vec![0; size];
-        self.read_exact(offset, &mut bytes, fetch)?;
+        let mut bytes = vec![0; usize::try_from(available).map_or(size, |it| it.min(size))];
+        let length = self.read_into(offset, &mut bytes, fetch)?;
+        bytes.truncate(length);
         Ok(bytes)
     }
 
-    fn read_exact(&self, offset: u64, bytes: &mut [u8], fetch: RangeFetch<'_>) -> FsResult<()> {
+    fn read_into(&self, offset: u64, bytes: &mut [u8], fetch: RangeFetch<'_>) -> FsResult<usize> {
         match &*self.bytes.read() {
             Bytes::Spool => self
                 .state
                 .spool()
                 .read(self.number, offset, bytes)
+                .map(|()| bytes.len())
                 .map_err(|error| FsError::new(libc::EIO, format!("cannot read the spool: {error}"))),
             Bytes::Blocks(blocks) => blocks.read(offset, bytes, fetch).map_err(|error| match error {
                 BlockError::Damaged => self.failed_to_change(&error),
@@ -294,6 +296,12 @@ impl StagedFile {
             }),
             Bytes::Freed => Err(self.lost()),
         }
+    }
+
+    /// With the lock held, so that nothing shortens the file.
+    fn read_exact(&self, offset: u64, bytes: &mut [u8], fetch: RangeFetch<'_>) -> FsResult<()> {
+        let length = self.read_into(offset, bytes, fetch)?;
+        if length < bytes.len() { Err(self.failed_to_change(&BlockError::Damaged)) } else { Ok(()) }
     }
 
     /// Writes with the lock held. An append that is sent again is written where it was written before.

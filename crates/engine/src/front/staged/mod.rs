@@ -393,5 +393,6 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
                 |error| tracing::warn!(key = object.key, %error, "cannot fetch a part of a file that is edited"),
             )
             .ok()
+            .map(Vec::from)
     }
 }

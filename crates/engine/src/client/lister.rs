@@ -1,9 +1,10 @@
-//! Lists a directory that the client library cannot list because the store sends objects without an `ETag`.
+//! Requests pages of listings and parses them, both without the client library.
+//!
+//! The library rejects a page with an object that has no `ETag`, and takes longer to parse a page than a store to send it: it builds a
+//! tree of all elements, and moves the rest of it for each entry that it takes out.
 
 use std::sync::OnceLock;
 
-use mountpoint_s3_client::S3RequestError;
-use mountpoint_s3_client::error::ObjectClientError;
 use mountpoint_s3_client::types::ListObjectsResult;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -14,8 +15,8 @@ use super::raw::{RawClient, RawConfig, RawError, RawRequest};
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 #[derive(Debug, thiserror::Error)]
-pub enum FallbackError {
-    #[error("the client for listings without ETag cannot be made")]
+pub enum ListError {
+    #[error("the client for listings cannot be made")]
     Client,
 
     #[error(transparent)]
@@ -25,32 +26,31 @@ pub enum FallbackError {
     Listing(ListingError),
 }
 
-/// A client of its own, made when the first such listing is met.
-pub struct FallbackLister {
+/// A client of its own, made for the first listing.
+pub struct Lister {
     config: RawConfig,
     client: OnceLock<Option<RawClient>>,
 }
 
-impl FallbackLister {
+impl Lister {
     pub fn new(config: RawConfig) -> Self {
         Self { config, client: OnceLock::new() }
     }
 
-    /// Blocks until the page is there.
-    pub fn list(
+    /// A page of a listing. Objects without an `ETag` have `listing_xml::NO_ETAG`.
+    pub async fn list(
         &self,
         token: Option<&str>,
         delimiter: &str,
         max_keys: usize,
         prefix: &str,
-    ) -> Result<ListObjectsResult, FallbackError> {
+    ) -> Result<ListObjectsResult, ListError> {
         let make = || {
-            tracing::warn!("the store lists objects without ETag; each is looked up when it is used");
             RawClient::new(self.config.clone())
-                .inspect_err(|error| tracing::warn!(%error, "listings without ETag cannot be read"))
+                .inspect_err(|error| tracing::warn!(%error, "the client for listings cannot be made"))
                 .ok()
         };
-        let client = self.client.get_or_init(make).as_ref().ok_or(FallbackError::Client)?;
+        let client = self.client.get_or_init(make).as_ref().ok_or(ListError::Client)?;
         let encoded = |text: &str| utf8_percent_encode(text, QUERY).to_string();
         let mut query =
             format!("list-type=2&delimiter={}&max-keys={max_keys}&prefix={}", encoded(delimiter), encoded(prefix));
@@ -66,14 +66,7 @@ impl FallbackLister {
             headers: vec![("x-amz-optional-object-attributes".to_owned(), "RestoreStatus".to_owned())],
             body: Vec::new(),
         };
-        let response = client.send(request).map_err(FallbackError::Request)?;
-        listing_xml::parse(&response.body).map_err(FallbackError::Listing)
+        let response = client.request(request).await.map_err(ListError::Request)?;
+        listing_xml::parse(&response.body).map_err(ListError::Listing)
     }
-}
-
-/// Whether the client library could not read a listing because an object has no `ETag`. It has no type for that.
-pub fn lacks_etag<E>(error: &ObjectClientError<E, S3RequestError>) -> bool {
-    let ObjectClientError::ClientError(S3RequestError::InternalError(cause)) = error else { return false };
-    let words = cause.to_string();
-    words.starts_with("Missing field ETag") || (words.contains("field has no text") && words.contains("\"ETag\""))
 }
