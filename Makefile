@@ -185,12 +185,14 @@ soak: $(BUILT) ## The kill matrix, the engine failover stress test with a hundre
 	PROPTEST_CASES=$(or $(CASES),1000000) $(CARGO_TEST) --lib --bins -- $(PARSER_PROPERTIES)
 
 ##@ Measure and ship
-bench: setup tools kube build ## Publish latency, controller scale, data path against s3fs and rclone, failover; writes docs/benchmarks.md (ARGS=--quick: trial)
+bench: setup tools kube build ## Publish latency, controller scale, AWS's driver beside ours, data path against s3fs and rclone, failover; writes docs/benchmarks.md (ARGS=--quick: trial)
 	@scripts/peers.sh
 	@$(ISOLATED) $(BINARIES)/s3csi-bench publish --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-bench pod --output $(BENCHMARKS) $(ARGS)
 	@$(BINARIES)/s3csi-bench controller --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-bench start --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-bench drivers --strategy systemd --output $(BENCHMARKS) $(ARGS)
+	@$(ISOLATED) $(BINARIES)/s3csi-bench drivers --strategy pod --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-bench data --output $(BENCHMARKS) $(ARGS)
 	@scripts/with-systemd.sh $(BINARIES)/s3csi-bench systemd --output $(BENCHMARKS) $(ARGS)
 	@$(ISOLATED) $(BINARIES)/s3csi-bench resume --output $(BENCHMARKS) $(ARGS)

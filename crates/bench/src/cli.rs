@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::run::{Options, Thoroughness, run};
-use crate::{controller, data, pod, publish, resume, start, systemd};
+use crate::{controller, data, drivers, pod, publish, resume, start, systemd};
 
 /// Measure, print tables and write them to a document.
 #[derive(Parser)]
@@ -27,6 +27,8 @@ enum Benchmark {
     Controller(RunArgs),
     /// How long a Pod takes to run with a volume and without one, in a cluster.
     Start(RunArgs),
+    /// Our driver beside AWS's in one cluster: how soon Pods run, and the memory of the node.
+    Drivers(DriversArgs),
     /// Throughput, small files and listings, beside s3fs and rclone.
     Data(DataArgs),
     /// The pause when an engine dies, against the engine's own start; our FUSE front against the library's.
@@ -38,12 +40,27 @@ struct RunArgs {
     /// Small sizes: for trying the harness; the figures mean nothing.
     #[arg(long)]
     quick: bool,
-    /// How often everything is measured (publish, systemd, pod: 200, controller and start: 20, data: 3, resume: 7; fewer with --quick).
+    /// How often everything is measured (publish, systemd, pod: 200, controller and start: 20, drivers: 10, data: 3, resume: 7; fewer with --quick).
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u16).range(1..))]
     repetitions: Option<u16>,
     /// The document whose section is replaced.
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
+}
+
+#[derive(Args)]
+struct DriversArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    /// How both drivers run engines; the other strategy has a section of its own.
+    #[arg(long)]
+    strategy: ComparedStrategy,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum ComparedStrategy {
+    Systemd,
+    Pod,
 }
 
 #[derive(Args)]
@@ -63,6 +80,10 @@ impl Cli {
             Benchmark::Pod(it) => run("pod", &it.options(), pod::measure),
             Benchmark::Controller(it) => run("controller", &it.options(), controller::measure),
             Benchmark::Start(it) => run("start", &it.options(), start::measure),
+            Benchmark::Drivers(DriversArgs { run: it, strategy }) => match strategy {
+                ComparedStrategy::Systemd => run("drivers-systemd", &it.options(), drivers::measure_systemd),
+                ComparedStrategy::Pod => run("drivers-pod", &it.options(), drivers::measure_pod),
+            },
             Benchmark::Data(DataArgs { run: it, only }) => {
                 run("data", &Options { only, ..it.options() }, data::measure)
             }

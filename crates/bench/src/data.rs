@@ -113,9 +113,12 @@ Every figure is the median of some runs, each on a fresh mount, the clients in t
 on tmpfs; caches and temporary files of the clients are on tmpfs, too. A write ends when the file is closed *and* its
 object is on the server; everything that is read or stored is compared with what it should be. Options are the defaults but for
 `--allow-delete --allow-overwrite` (mount-s3), `--metadata-ttl 60` (second column) and `--vfs-cache-mode off` or `full` with
-`--vfs-write-back 0s` (rclone), and `--cache` (mount-s3) in the row that says so. A limit is the same work on a file in tmpfs,
-and for the first sequential read the same client without a file system. s3fs and `rclone full` copy what they read to a local file and answer further reads from
-there, which random reads show; `rclone full` also uploads after close, several files at once. Ratios say how many times better ours is than the best of the others.";
+`--vfs-write-back 0s` (rclone), and `--cache` (mount-s3) in the row that says so. A limit is what is possible with this server
+on this machine: further reads of a file in tmpfs; for the disk cache a read through a FUSE mount whose bytes come from memory;
+and for everything else the requests that cannot be avoided, sent by the same client without a file system. How much of that a
+mount could reach at best shows the same client while as many bytes pass through such a FUSE mount. s3fs and `rclone full` copy what they read to a local file and answer further reads from
+there, which random reads show; `rclone full` also uploads after close, several files at once. Ratios say how many times
+better ours is than the best of the others.";
 
 /// One network's part of the benchmark.
 struct Run<'a> {
@@ -130,6 +133,8 @@ struct Run<'a> {
 struct Results {
     cells: BTreeMap<(Network, Measurement, &'static str), Cell>,
     limits: BTreeMap<(Network, Measurement), Samples>,
+    /// Of a sequential read, while as many bytes pass through a FUSE mount that does nothing else.
+    beside_floor: BTreeMap<Network, Samples>,
     failures: Vec<String>,
 }
 
@@ -153,7 +158,7 @@ impl Run<'_> {
                 for client in clients {
                     self.one(test, client, repetition, results);
                 }
-                self.limit(test, results);
+                self.limit(test, repetition, results);
                 let figures = S3FileSystem::ALL.map(|it| {
                     let cell = results.cells.get(&(self.network, test, it.word()));
                     format!("{} {}", it.word(), figure_or_dash(cell.and_then(|it| it.figures.median())))
@@ -181,13 +186,20 @@ impl Run<'_> {
         }
     }
 
-    fn limit(&self, test: Measurement, results: &mut Results) {
-        match self.ground.limit(test, &self.sizes, &self.endpoint) {
+    fn limit(&self, test: Measurement, repetition: usize, results: &mut Results) {
+        let name = format!("{:?}-{test:?}-{repetition}", self.network).to_lowercase();
+        match self.ground.limit(test, &self.sizes, &self.endpoint, &name) {
             Ok(Some(figure)) => results.limits.entry((self.network, test)).or_default().add(figure),
             Ok(None) => {}
             Err(error) => {
                 let title = test.title(&self.sizes);
                 results.failures.push(format!("limit {}, {title}: {error:#}", self.network.title()));
+            }
+        }
+        if test == Measurement::Read {
+            match self.ground.read_beside_floor(&self.sizes, &self.endpoint, &name) {
+                Ok(figure) => results.beside_floor.entry(self.network).or_default().add(figure),
+                Err(error) => results.failures.push(format!("floor {}: {error:#}", self.network.title())),
             }
         }
     }
@@ -229,6 +241,15 @@ impl Results {
     /// How many times better ours is than the best peer.
     fn advantage(&self, network: Network, test: Measurement, ours: S3FileSystem) -> Option<f64> {
         advantage(|client| self.figure(network, test, client), test.better(), ours)
+    }
+
+    /// How many times better the limit is than the best peer.
+    fn advantage_of_limit(&self, network: Network, test: Measurement) -> Option<f64> {
+        let figure = |client: S3FileSystem| match client {
+            S3FileSystem::Ours => self.limit(network, test),
+            peer => self.figure(network, test, peer),
+        };
+        advantage(figure, test.better(), S3FileSystem::Ours)
     }
 
     /// The same among those who, like us, have stored a file when it is closed.
@@ -284,7 +305,8 @@ impl Results {
             (delayed, Measurement::Write, "sequential write", 2.5),
             (direct, Measurement::ReadAgain, "second read", 5.0),
             (direct, Measurement::ReadCached, "second read, disk cache, pages dropped", 3.0),
-            (direct, Measurement::ReadParallel, "8 readers of one file", 1.2),
+            (direct, Measurement::ReadParallel, "8 readers of one file", 1.0),
+            (direct, Measurement::ReadSmallParallel, "read small files, 16 at once,", 1.0),
             (direct, Measurement::Random, "random reads, cold file", 1.0),
             (direct, Measurement::RandomAgain, "random reads, file read before", 10.0),
             (direct, Measurement::Tree(TreeWork::Find), "`find`", 1.0),
@@ -295,22 +317,33 @@ impl Results {
             (direct, Measurement::List, "`ls -l`", 10.0),
             (delayed, Measurement::List, "`ls -l`", 10.0),
         ] {
-            verdicts.add(
+            verdicts.add_limited(
                 &format!("{what} {}: {factor} × the best peer", network.title()),
                 S3FileSystem::OURS.map(|it| self.advantage(network, test, it)),
+                self.advantage_of_limit(network, test),
                 |it| factor <= it,
             );
         }
+        let of_client = |figure: Option<f64>| Some(figure? / self.limit(direct, Measurement::Read)?);
+        let beside_floor = of_client(self.beside_floor.get(&direct).and_then(Samples::median));
         verdicts.add(
-            &format!("sequential read {}: 0.8 × the same client without a file system", direct.title()),
-            S3FileSystem::OURS
-                .map(|it| Some(self.figure(direct, Measurement::Read, it)? / self.limit(direct, Measurement::Read)?)),
+            &format!(
+                "sequential read {}: 0.8 × the same client without a file system (beside a mount that costs nothing: {} ×)",
+                direct.title(),
+                figure_or_dash(beside_floor),
+            ),
+            S3FileSystem::OURS.map(|it| of_client(self.figure(direct, Measurement::Read, it))),
             |it| 0.8 <= it,
         );
         verdicts.add(
             &format!("peak memory, sequential read {}: at most 128 MiB", direct.title()),
             S3FileSystem::OURS.map(|it| self.peak(direct, &[Measurement::Read], it)),
             |it| it <= 128.0,
+        );
+        verdicts.add(
+            "create small files, 16 at once, directly: ahead of peers that store at close",
+            S3FileSystem::OURS.map(|it| self.advantage_of_storing(direct, Measurement::CreateSmallParallel, it)),
+            |it| 1.0 <= it,
         );
         for (test, what) in
             [(Measurement::CreateSmall, "create small files"), (Measurement::ReadSmall, "read small files")]

@@ -1,6 +1,7 @@
 //! Memory, threads and processor time of running programs, as the kernel counts them.
 
 use std::fs;
+use std::iter::Sum;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -9,13 +10,23 @@ use rustix::process::Pid;
 /// The unit of processor times in `/proc`: 100 per second on every machine Rust and this project run on.
 const TICK: Duration = Duration::from_millis(10);
 
-/// What one process occupies right now.
-#[derive(Clone, Copy, Debug)]
+/// What one process occupies right now, or several do.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct MemoryUsage {
     pub resident_kib: u64,
     /// Pages shared with other processes count in part only.
     pub proportional_kib: u64,
     pub threads: u64,
+}
+
+impl Sum for MemoryUsage {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |sum, it| Self {
+            resident_kib: sum.resident_kib + it.resident_kib,
+            proportional_kib: sum.proportional_kib + it.proportional_kib,
+            threads: sum.threads + it.threads,
+        })
+    }
 }
 
 /// What a process and its descendants used up since they started.
@@ -49,13 +60,24 @@ pub fn usage(root: Pid) -> anyhow::Result<ResourceUsage> {
 
 /// Programs called `name` among a process's descendants.
 pub fn descendants_named(root: Pid, name: &str) -> Vec<Pid> {
-    let is_called = |pid: &Pid| read(*pid, "comm").is_ok_and(|it| it.trim_end() == name);
-    tree(root).into_iter().skip(1).filter(is_called).collect()
+    tree(root).into_iter().skip(1).filter(|it| program(*it) == name).collect()
+}
+
+/// Processes whose cgroups have a name in their paths that only they have, such as the ID of a container.
+pub fn in_cgroup(name: &str) -> Vec<Pid> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|it| it.file_name().to_str()?.parse().ok().and_then(Pid::from_raw));
+    pids.filter(|it| read(*it, "cgroup").is_ok_and(|it| it.contains(name))).collect()
+}
+
+/// What the kernel calls the program of a process: the first 15 characters of its name. Nothing if it has ended.
+pub fn program(pid: Pid) -> String {
+    read(pid, "comm").unwrap_or_default().trim_end().to_owned()
 }
 
 /// A process, and then all its descendants. No other process is read: to read about a stranger that is stuck in execve,
 /// say because it closes a file of a frozen file system there, takes as long as that does.
-fn tree(root: Pid) -> Vec<Pid> {
+pub fn tree(root: Pid) -> Vec<Pid> {
     let mut found = vec![root];
     let mut next = 0;
     while let Some(pid) = found.get(next) {

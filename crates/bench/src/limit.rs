@@ -1,19 +1,24 @@
-//! The S3 client of the engine without a file system: what reading through a mount can reach at best.
+//! The S3 client of the engine without a file system: what a mount can reach at best, with this store and on this machine.
 
 use anyhow::{Context as _, ensure};
 use futures::StreamExt as _;
 use futures::executor::block_on;
+use mountpoint_s3_client::checksums::crc32c;
 use mountpoint_s3_client::config::{
     AddressingStyle, Allocator, CredentialsProvider, CredentialsProviderStaticOptions, EndpointConfig,
     S3ClientAuthConfig, S3ClientConfig, Uri,
 };
-use mountpoint_s3_client::types::{ClientBackpressureHandle as _, GetObjectParams, GetObjectResponse as _};
+use mountpoint_s3_client::types::{
+    ClientBackpressureHandle as _, GetObjectParams, GetObjectResponse as _, PutObjectSingleParams, UploadChecksum,
+};
 use mountpoint_s3_client::{ObjectClient as _, S3CrtClient};
 use s3csi_s3_server::store::Store;
 
 /// As the engine has it by default.
 const GBPS: f64 = 10.0;
 const WINDOW: usize = 64 << 20;
+/// As many names as a store sends at once.
+const PAGE: usize = 1000;
 
 pub struct LimitClient(S3CrtClient);
 
@@ -62,6 +67,29 @@ impl LimitClient {
             }
             ensure!(read == bytes, "{read} of {bytes} bytes were read");
             Ok(())
+        })
+    }
+
+    /// Stores an object by one request, with the checksum that the engine sends by default.
+    pub fn put(&self, bucket: &str, key: &str, content: Vec<u8>) -> anyhow::Result<()> {
+        let checksum = UploadChecksum::Crc32c(crc32c::checksum(&content));
+        let params = PutObjectSingleParams::new().checksum(Some(checksum));
+        block_on(self.0.put_object_single(bucket, key, &params, content)).map(drop).context("failed to store")
+    }
+
+    /// How many names a directory has.
+    pub fn list(&self, bucket: &str, prefix: &str) -> anyhow::Result<u64> {
+        block_on(async {
+            let (mut token, mut names) = (None::<String>, 0);
+            loop {
+                let page = self.0.list_objects(bucket, token.as_deref(), "/", PAGE, prefix).await;
+                let page = page.context("failed to list")?;
+                names += (page.objects.len() + page.common_prefixes.len()) as u64;
+                token = page.next_continuation_token;
+                if token.is_none() {
+                    return Ok(names);
+                }
+            }
         })
     }
 }

@@ -39,7 +39,8 @@ pub fn product_version(name: &str) -> anyhow::Result<String> {
 pub fn tool_version(name: &str) -> anyhow::Result<String> {
     let path = environment::tool(name)?.canonicalize()?;
     let directory = path.parent().and_then(Path::file_name).unwrap_or_default();
-    Ok(directory.to_string_lossy().replace('-', " "))
+    let directory = directory.to_string_lossy();
+    Ok(directory.rsplit_once('-').map_or(directory.to_string(), |(name, version)| format!("{name} {version}")))
 }
 
 /// All of Kubernetes is one program of ours, and knows the version of what it is made from.

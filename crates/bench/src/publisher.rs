@@ -69,6 +69,6 @@ pub fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
 
-fn refused(status: &tonic::Status) -> anyhow::Error {
+pub fn refused(status: &tonic::Status) -> anyhow::Error {
     anyhow::anyhow!("{:?}: {}", status.code(), status.message())
 }

@@ -16,6 +16,7 @@ use crate::verdicts::Verdicts;
 
 const SHARED_LIMIT_MILLISECONDS: f64 = 20.0;
 const FIRST_LIMIT: f64 = 1.2;
+const START_LIMIT_MILLISECONDS: f64 = 15.0;
 
 /// What is measured in one half of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +80,9 @@ pub fn verdicts(first: (&str, &Samples), shared: &Samples, engine: &Samples) -> 
     let (name, first) = first;
     verdicts.add(&format!("{name}, p50 at most {FIRST_LIMIT} × engine start"), [ratio(first, engine)], |it| {
         it <= FIRST_LIMIT
+    });
+    verdicts.add(&format!("engine start, p50 at most {START_LIMIT_MILLISECONDS} ms"), [engine.median()], |it| {
+        it <= START_LIMIT_MILLISECONDS
     });
     verdicts
 }

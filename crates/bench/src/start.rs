@@ -1,19 +1,18 @@
 //! The benchmark of strategy `pod` in a whole cluster: how long a Pod takes to run with a volume and without one.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use s3csi_testbed::cluster::Cluster;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::image;
 use s3csi_testbed::plugin::DRIVER_NAME;
 use s3csi_testbed::wait::wait_patiently_until;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::machine;
+use crate::pod_start::{ClusterVolume, LIMIT, PodStartSamples, create_volumes, start_pod, start_table};
 use crate::publisher::milliseconds;
 use crate::report::{MarkdownTable, Section};
 use crate::run::{Options, Progress, Thoroughness};
@@ -22,7 +21,6 @@ use crate::verdicts::Verdicts;
 
 /// Where the release is.
 const DRIVER_NAMESPACE: &str = "kube-system";
-const PODS: &str = "/api/v1/namespaces/default/pods";
 const MOUNTPOINT_PODS: &str = "/api/v1/namespaces/mount-s3/pods";
 
 /// A second driver, with a warm Mountpoint Pod.
@@ -37,15 +35,6 @@ const WARM_SETTINGS: [&str; 6] = [
     "--set",
     "mountpointPod.priorityClassName=mount-s3-warm",
 ];
-
-/// The kernel's clock, for all of its namespaces.
-const CLOCK: &str = "/proc/uptime";
-
-/// Many times what the slowest machine needs: something is stuck.
-const LIMIT: Duration = Duration::from_mins(5);
-
-/// Between two looks at the API server.
-const INTERVAL: Duration = Duration::from_millis(10);
 
 const FIRST_LIMIT_MILLISECONDS: f64 = 600.0;
 const SECOND_LIMIT_MILLISECONDS: f64 = 100.0;
@@ -101,33 +90,12 @@ struct Bench<'a> {
 
 #[derive(Default)]
 struct Latencies {
-    plain: StartSamples,
-    first: StartSamples,
-    second: StartSamples,
-    warm: StartSamples,
+    plain: PodStartSamples,
+    first: PodStartSamples,
+    second: PodStartSamples,
+    warm: PodStartSamples,
     /// When something was first seen of the Mountpoint Pod of a first Pod.
     phases: BTreeMap<Phase, Samples>,
-}
-
-#[derive(Default)]
-struct StartSamples {
-    running: Samples,
-    reported: Samples,
-}
-
-/// Milliseconds after the creation of a Pod.
-struct Start {
-    /// The container runs.
-    running: f64,
-    /// The API server shows it.
-    reported: f64,
-}
-
-impl StartSamples {
-    fn add(&mut self, Start { running, reported }: &Start) {
-        self.running.add(*running);
-        self.reported.add(*reported);
-    }
 }
 
 /// What the API server shows of a Mountpoint Pod, in order.
@@ -141,19 +109,23 @@ enum Phase {
 impl Bench<'_> {
     fn round(&self, round: usize, latencies: &mut Latencies) -> anyhow::Result<()> {
         let (volume, warm_volume) = (format!("start-{round}"), format!("warm-{round}"));
-        self.create_volume(&volume, DRIVER_NAME)?;
-        self.create_volume(&warm_volume, WARM_DRIVER)?;
+        let volumes = [(&volume, DRIVER_NAME), (&warm_volume, WARM_DRIVER)];
+        create_volumes(
+            self.cluster,
+            &volumes.map(|(name, driver)| ClusterVolume { name, driver, mount_options: &[] }),
+        )?;
         let names = ["plain", "first", "second", "warm"].map(|it| format!("{it}-{round}"));
         let [plain, first, second, warm] = &names;
         self.wait_until_quiet()?;
-        latencies.plain.add(&self.start(plain, None, &mut BTreeMap::new())?);
+        let start = |name: &str, claim: Option<&str>| start_pod(self.cluster, name, claim, |_| {});
+        latencies.plain.add(&start(plain, None)?);
         let mut phases = BTreeMap::new();
-        latencies.first.add(&self.start(first, Some(&volume), &mut phases)?);
+        latencies.first.add(&start_pod(self.cluster, first, Some(&volume), |since| self.look(since, &mut phases))?);
         for (phase, at) in phases {
             latencies.phases.entry(phase).or_default().add(at);
         }
-        latencies.second.add(&self.start(second, Some(&volume), &mut BTreeMap::new())?);
-        latencies.warm.add(&self.start(warm, Some(&warm_volume), &mut BTreeMap::new())?);
+        latencies.second.add(&start(second, Some(&volume))?);
+        latencies.warm.add(&start(warm, Some(&warm_volume))?);
         self.cluster.kubectl(&["delete", "pods", plain, first, second, warm, "--timeout=300s"])?;
         Ok(())
     }
@@ -171,68 +143,11 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// A bucket, a volume and a claim that is bound.
-    fn create_volume(&self, name: &str, driver: &str) -> anyhow::Result<()> {
-        self.cluster.create_bucket(name)?;
-        let spec = json!({ "accessModes": ["ReadWriteMany"], "storageClassName": "" });
-        let metadata = json!({ "name": name });
-        let mut volume = json!({ "apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec });
-        volume["spec"]["capacity"] = json!({ "storage": "1Gi" });
-        volume["spec"]["claimRef"] = json!({ "namespace": "default", "name": name });
-        volume["spec"]["csi"] =
-            json!({ "driver": driver, "volumeHandle": name, "volumeAttributes": { "bucketName": name } });
-        self.cluster.create("/api/v1/persistentvolumes", &volume)?;
-        let mut claim =
-            json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec });
-        claim["spec"]["volumeName"] = json!(name);
-        claim["spec"]["resources"] = json!({ "requests": { "storage": "1Gi" } });
-        let claims = "/api/v1/namespaces/default/persistentvolumeclaims";
-        self.cluster.create(claims, &claim)?;
-        let is_bound =
-            || self.cluster.get(&format!("{claims}/{name}")).is_some_and(|it| it["status"]["phase"] == "Bound");
-        ensure!(wait_patiently_until(Instant::now() + LIMIT, is_bound), "claim {name} is not bound");
-        Ok(())
-    }
-
-    /// Until the Pod runs; `phases` says when its Mountpoint Pod was seen.
-    fn start(&self, name: &str, claim: Option<&str>, phases: &mut BTreeMap<Phase, f64>) -> anyhow::Result<Start> {
-        let mut pod = json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
-            "spec": {
-                "terminationGracePeriodSeconds": 0,
-                "containers": [{
-                    "name": "main", "image": "localhost/busybox:1", "imagePullPolicy": "Never",
-                    "command": ["sh", "-c", format!("cat {CLOCK}; exec sleep 100000")],
-                }],
-            },
-        });
-        if let Some(claim) = claim {
-            let volume = json!({ "name": "data", "persistentVolumeClaim": { "claimName": claim } });
-            pod["spec"]["volumes"] = json!([volume]);
-            pod["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/data" }]);
-        }
-        let (start, created) = (Instant::now(), uptime(&fs::read_to_string(CLOCK)?)?);
-        self.cluster.create(PODS, &pod)?;
-        while start.elapsed() < LIMIT {
-            let seen = self.cluster.get(&format!("{PODS}/{name}")).context("the Pod is gone")?;
-            if seen["status"]["phase"] == "Running" {
-                let reported = milliseconds(start.elapsed());
-                let running = uptime(&self.cluster.kubectl(&["logs", name])?)?;
-                return Ok(Start { running: (running - created) * 1000.0, reported });
-            }
-            if claim.is_some() {
-                self.look(start, phases);
-            }
-            thread::sleep(INTERVAL);
-        }
-        anyhow::bail!("{}", self.cluster.kubectl(&["describe", "pod", name])?)
-    }
-
     /// Notes what is new about the only Mountpoint Pod.
-    fn look(&self, start: Instant, phases: &mut BTreeMap<Phase, f64>) {
+    fn look(&self, since: Duration, phases: &mut BTreeMap<Phase, f64>) {
         let pods = self.pods(MOUNTPOINT_PODS).unwrap_or_default();
         let Some(pod) = pods.first() else { return };
-        let at = milliseconds(start.elapsed());
+        let at = milliseconds(since);
         let seen = [
             (Phase::Created, true),
             (Phase::Scheduled, pod["spec"]["nodeName"].is_string()),
@@ -248,43 +163,15 @@ impl Bench<'_> {
     }
 }
 
-/// Seconds, as the kernel prints them first.
-fn uptime(text: &str) -> anyhow::Result<f64> {
-    let seconds = text.split_whitespace().next().context("the container has printed no time")?;
-    seconds.parse().with_context(|| format!("the container has printed {seconds:?}"))
-}
-
 impl Latencies {
     fn table(&self) -> MarkdownTable {
-        let mut table = MarkdownTable::new([
-            "ms",
-            "n",
-            "min",
-            "p50",
-            "p90",
-            "max",
-            "p50 above a Pod without a volume",
-            "reported, p50",
-        ]);
         let rows = [
             ("Pod without a volume", &self.plain),
             ("first Pod", &self.first),
             ("second Pod", &self.second),
             ("first Pod, warm pool", &self.warm),
         ];
-        for (name, samples) in rows {
-            let figures = [
-                samples.running.minimum(),
-                samples.running.median(),
-                samples.running.percentile(90),
-                samples.running.maximum(),
-                self.above_plain(samples),
-                samples.reported.median(),
-            ];
-            let cells = [name.to_owned(), samples.running.count().to_string()];
-            table.add(cells.into_iter().chain(figures.map(figure_or_dash)));
-        }
-        table
+        start_table(&rows, &self.plain)
     }
 
     fn phases(&self) -> MarkdownTable {
@@ -297,10 +184,6 @@ impl Latencies {
         table
     }
 
-    fn above_plain(&self, samples: &StartSamples) -> Option<f64> {
-        Some(samples.running.median()? - self.plain.running.median()?)
-    }
-
     fn verdicts(&self) -> Verdicts {
         let mut verdicts = Verdicts::new(["measured"]);
         let rows = [
@@ -310,7 +193,7 @@ impl Latencies {
         ];
         for (name, samples, limit) in rows {
             let target = format!("{name}: p50 at most {limit} ms above a Pod without a volume");
-            verdicts.add(&target, [self.above_plain(samples)], |it| it <= limit);
+            verdicts.add(&target, [samples.above(&self.plain)], |it| it <= limit);
         }
         verdicts
     }

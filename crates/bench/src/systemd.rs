@@ -5,7 +5,6 @@ use s3csi_driver::host::Kernel;
 use tokio::runtime::Runtime;
 
 use crate::latency::BareEngine;
-use crate::machine;
 use crate::publisher::{Publisher, latency_table, milliseconds, volume};
 use crate::report::{MarkdownTable, Section};
 use crate::rounds::{self, RoundPart};
@@ -13,6 +12,7 @@ use crate::run::{Options, Progress};
 use crate::scratch::Scratch;
 use crate::statistics::Samples;
 use crate::verdicts::Verdicts;
+use crate::{at_once, machine};
 use s3csi_testbed::environment;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::plugin::{Plugin, PluginStrategy};
@@ -52,10 +52,15 @@ pub fn measure(fixture: &Fixture, options: &Options, progress: &Progress) -> any
         RoundPart::Publish => bench.publish_in_turns(round, &mut latencies),
         RoundPart::Reference => bench.start_engine(round, &mut latencies),
     })?;
+    progress.say("volumes at once");
+    let memory = at_once::measure(&bench.publisher, &node, options)?;
     rounds::stop(&node)?;
     let (table, verdicts) = (latencies.table(), latencies.verdicts());
     Ok(Section {
-        text: format!("## Publish by systemd\n\n{head}\n{EXPLANATION}\n\n{table}\n{verdicts}"),
+        text: format!(
+            "## Publish by systemd\n\n{head}\n{EXPLANATION}\n\n{table}\n{verdicts}\n{}\n\n{memory}",
+            at_once::EXPLANATION
+        ),
         failures: Vec::new(),
     })
 }

@@ -11,6 +11,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::clients::MountedFileSystem;
 use crate::content::{BLOCK_BYTES, BLOCKS_PER_CHUNK, CHUNK_BYTES, Content, PseudoRandom, stamp};
+use crate::floor::Floor;
 use crate::limit::LimitClient;
 use crate::scratch::{BUCKET, Scratch};
 use crate::statistics::mebibytes;
@@ -32,6 +33,9 @@ pub enum Measurement {
     RandomAgain,
     CreateSmall,
     ReadSmall,
+    /// By several writers at once, in one directory.
+    CreateSmallParallel,
+    ReadSmallParallel,
     List,
     Tree(TreeWork),
 }
@@ -57,6 +61,11 @@ const SMALL: &str = "small";
 const LISTED: &str = "listed";
 const LISTED_BYTES: usize = 100;
 const READERS: u64 = 8;
+/// Of an upload, by default.
+const PART_BYTES: usize = 8 << 20;
+const PARTS_AT_ONCE: u64 = 8;
+/// Many programs that work with small files.
+const PROGRAMS: u64 = 16;
 
 /// Many times what the slowest client needs: it hangs.
 const LIMIT: Duration = Duration::from_mins(10);
@@ -68,7 +77,7 @@ const UPLOAD_LIMIT: Duration = Duration::from_mins(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
 impl Measurement {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 17] = [
         Self::Write,
         Self::Read,
         Self::ReadAgain,
@@ -78,6 +87,8 @@ impl Measurement {
         Self::RandomAgain,
         Self::CreateSmall,
         Self::ReadSmall,
+        Self::CreateSmallParallel,
+        Self::ReadSmallParallel,
         Self::List,
         Self::Tree(TreeWork::Find),
         Self::Tree(TreeWork::DiskUsage),
@@ -97,6 +108,8 @@ impl Measurement {
             Self::ReadParallel => format!("{READERS} readers of one file, MiB/s"),
             Self::CreateSmall => format!("create {small_files} × 4 KiB, s"),
             Self::ReadSmall => format!("read {small_files} × 4 KiB, s"),
+            Self::CreateSmallParallel => format!("create {small_files} × 4 KiB, {PROGRAMS} at once, s"),
+            Self::ReadSmallParallel => format!("read {small_files} × 4 KiB, {PROGRAMS} at once, s"),
             Self::List => format!("`ls -l` of {listed}, s"),
             Self::Tree(work) => {
                 format!("`{}` of {} files in {} directories, s", work.command(), tree.total(), tree.directories)
@@ -115,7 +128,12 @@ impl Measurement {
             | Self::ReadParallel
             | Self::Random
             | Self::RandomAgain => Better::Higher,
-            Self::CreateSmall | Self::ReadSmall | Self::List | Self::Tree(_) => Better::Lower,
+            Self::CreateSmall
+            | Self::ReadSmall
+            | Self::CreateSmallParallel
+            | Self::ReadSmallParallel
+            | Self::List
+            | Self::Tree(_) => Better::Lower,
         }
     }
 }
@@ -162,8 +180,10 @@ impl Dataset<'_> {
                 self.read(sizes, &mounted.path(BIG))
             }
             Measurement::ReadParallel => self.read_in_parallel(sizes, mounted),
-            Measurement::CreateSmall => self.create_small(sizes, mounted, name),
-            Measurement::ReadSmall => self.read_small(sizes, mounted),
+            Measurement::CreateSmall => self.create_small(sizes, mounted, name, 1),
+            Measurement::ReadSmall => self.read_small(sizes, mounted, 1),
+            Measurement::CreateSmallParallel => self.create_small(sizes, mounted, name, PROGRAMS),
+            Measurement::ReadSmallParallel => self.read_small(sizes, mounted, PROGRAMS),
             Measurement::List => list(sizes, mounted),
             Measurement::Tree(work) => sizes.tree.run(work, self.scratch, &self.content, mounted, name),
             Measurement::Random => self.read_randomly(sizes, &mounted.path(BIG)),
@@ -174,20 +194,104 @@ impl Dataset<'_> {
         })
     }
 
-    /// The best that is possible: the same work on a file in memory, or by the same client without a file system.
-    pub fn limit(&self, test: Measurement, sizes: &Sizes, endpoint: &str) -> anyhow::Result<Option<f64>> {
+    /// The best that is possible: the same work on a file in memory, or by the same client without a file system. `name` is part
+    /// of the keys that are written, and is used once.
+    pub fn limit(&self, test: Measurement, sizes: &Sizes, endpoint: &str, name: &str) -> anyhow::Result<Option<f64>> {
         let in_memory = self.scratch.object(BIG);
+        let client = || LimitClient::new(self.scratch.store(), endpoint);
         match test {
             Measurement::Read => {
-                let client = LimitClient::new(self.scratch.store(), endpoint)?;
+                let client = client()?;
                 let start = Instant::now();
                 client.read(BUCKET, BIG, sizes.big_bytes, |at, bytes| Ok(self.content.check_at(at, bytes)?))?;
                 Ok(Some(mebibytes(sizes.big_bytes) / start.elapsed().as_secs_f64()))
             }
             Measurement::ReadAgain => self.read(sizes, &in_memory).map(Some),
+            Measurement::ReadCached => {
+                let floor = self.floor(sizes, name)?;
+                let start = Instant::now();
+                floor.read()?;
+                let took = start.elapsed();
+                floor.unmount()?;
+                Ok(Some(mebibytes(sizes.big_bytes) / took.as_secs_f64()))
+            }
             Measurement::RandomAgain => self.read_randomly(sizes, &in_memory).map(Some),
-            _ => Ok(None),
+            Measurement::CreateSmall => self.limit_of_creating(sizes, &client()?, name).map(Some),
+            Measurement::ReadSmall => {
+                let client = client()?;
+                let start = Instant::now();
+                for number in 0..sizes.small_files {
+                    let key = format!("{SMALL}/{number}");
+                    let check = |_, bytes: &[u8]| Ok(self.content.check(number, bytes)?);
+                    client.read(BUCKET, &key, BLOCK_BYTES as u64, check)?;
+                }
+                Ok(Some(start.elapsed().as_secs_f64()))
+            }
+            Measurement::List => {
+                let client = client()?;
+                let start = Instant::now();
+                let listed = client.list(BUCKET, &format!("{LISTED}/"))?;
+                ensure!(listed == sizes.listed, "{listed} of {} names are listed", sizes.listed);
+                Ok(Some(start.elapsed().as_secs_f64()))
+            }
+            Measurement::Write => self.limit_of_writing(sizes, &client()?, name).map(Some),
+            Measurement::ReadParallel
+            | Measurement::Random
+            | Measurement::CreateSmallParallel
+            | Measurement::ReadSmallParallel
+            | Measurement::Tree(_) => Ok(None),
         }
+    }
+
+    /// As in the limit of a sequential read, while as many bytes pass through the kernel's FUSE to a program that reads them.
+    pub fn read_beside_floor(&self, sizes: &Sizes, endpoint: &str, name: &str) -> anyhow::Result<f64> {
+        let client = LimitClient::new(self.scratch.store(), endpoint)?;
+        let floor = self.floor(sizes, name)?;
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            let through_floor = scope.spawn(|| floor.read());
+            client.read(BUCKET, BIG, sizes.big_bytes, |at, bytes| Ok(self.content.check_at(at, bytes)?))?;
+            through_floor.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
+        })?;
+        let took = start.elapsed();
+        floor.unmount()?;
+        Ok(mebibytes(sizes.big_bytes) / took.as_secs_f64())
+    }
+
+    fn floor(&self, sizes: &Sizes, name: &str) -> anyhow::Result<Floor> {
+        Floor::mount(&self.scratch.cache(&format!("floor-{name}"))?, sizes.big_bytes)
+    }
+
+    fn limit_of_creating(&self, sizes: &Sizes, client: &LimitClient, name: &str) -> anyhow::Result<f64> {
+        let directory = format!("limit-{name}");
+        let mut block = self.content.bytes(0, BLOCK_BYTES);
+        let start = Instant::now();
+        for number in 0..sizes.small_files {
+            stamp(&mut block, number);
+            client.put(BUCKET, &format!("{directory}/{number}"), block.clone())?;
+        }
+        let took = start.elapsed();
+        fs::remove_dir_all(self.scratch.object(&directory)).context("failed to remove the objects")?;
+        Ok(took.as_secs_f64())
+    }
+
+    /// As many bytes in objects as large as the parts of an upload, several at once: an upload of the library waits for each part,
+    /// which a mount does not do.
+    fn limit_of_writing(&self, sizes: &Sizes, client: &LimitClient, name: &str) -> anyhow::Result<f64> {
+        let directory = format!("limit-{name}");
+        let store = |writer: u64| {
+            let mut content = self.content.bytes(0, PART_BYTES);
+            for number in part(writer, PARTS_AT_ONCE, sizes.big_bytes / PART_BYTES as u64) {
+                stamp(&mut content, number);
+                client.put(BUCKET, &format!("{directory}/{number}"), content.clone())?;
+            }
+            Ok(())
+        };
+        let start = Instant::now();
+        at_once(PARTS_AT_ONCE, store)?;
+        let took = start.elapsed();
+        fs::remove_dir_all(self.scratch.object(&directory)).context("failed to remove the objects")?;
+        Ok(mebibytes(sizes.big_bytes) / took.as_secs_f64())
     }
 
     /// Until the file is closed and its object is on the server.
@@ -234,34 +338,41 @@ impl Dataset<'_> {
         let read = |reader: u64| {
             let file = File::open(mounted.path(BIG)).context("failed to open the file")?;
             let mut chunk = vec![0; CHUNK_BYTES];
-            for number in reader * chunks / READERS..(reader + 1) * chunks / READERS {
+            for number in part(reader, READERS, chunks) {
                 file.read_exact_at(&mut chunk, number * CHUNK_BYTES as u64).context("failed to read")?;
                 self.content.check(number * BLOCKS_PER_CHUNK, &chunk)?;
             }
-            Ok::<(), anyhow::Error>(())
+            Ok(())
         };
         let start = Instant::now();
-        std::thread::scope(|scope| {
-            let readers: Vec<_> = (0..READERS).map(|reader| scope.spawn(move || read(reader))).collect();
-            readers.into_iter().try_for_each(|it| it.join().map_err(|_| anyhow::anyhow!("a reader panicked"))?)
-        })?;
+        at_once(READERS, read)?;
         Ok(mebibytes(sizes.big_bytes) / start.elapsed().as_secs_f64())
     }
 
     /// Until the last file is on the server.
-    fn create_small(&self, sizes: &Sizes, mounted: &MountedFileSystem, name: &str) -> anyhow::Result<f64> {
+    fn create_small(
+        &self,
+        sizes: &Sizes,
+        mounted: &MountedFileSystem,
+        name: &str,
+        programs: u64,
+    ) -> anyhow::Result<f64> {
         let directory = format!("created-{name}");
         fs::create_dir(mounted.path(&directory)).context("failed to make the directory")?;
-        let mut block = self.content.bytes(0, BLOCK_BYTES);
+        let create = |program: u64| {
+            let mut block = self.content.bytes(0, BLOCK_BYTES);
+            for number in part(program, programs, sizes.small_files) {
+                stamp(&mut block, number);
+                let write = || {
+                    let mut file = File::create(mounted.path(&format!("{directory}/{number}")))?;
+                    file.write_all(&block)
+                };
+                write().with_context(|| format!("failed to write file {number}"))?;
+            }
+            Ok(())
+        };
         let start = Instant::now();
-        for number in 0..sizes.small_files {
-            stamp(&mut block, number);
-            let write = || {
-                let mut file = File::create(mounted.path(&format!("{directory}/{number}")))?;
-                file.write_all(&block)
-            };
-            write().with_context(|| format!("failed to write file {number}"))?;
-        }
+        at_once(programs, create)?;
         let object = |number: u64| self.scratch.object(&format!("{directory}/{number}"));
         for number in 0..sizes.small_files {
             wait_for_object(&object(number), BLOCK_BYTES as u64)?;
@@ -275,14 +386,18 @@ impl Dataset<'_> {
         Ok(took.as_secs_f64())
     }
 
-    fn read_small(&self, sizes: &Sizes, mounted: &MountedFileSystem) -> anyhow::Result<f64> {
+    fn read_small(&self, sizes: &Sizes, mounted: &MountedFileSystem, programs: u64) -> anyhow::Result<f64> {
+        let read = |program: u64| {
+            for number in part(program, programs, sizes.small_files) {
+                let bytes = fs::read(mounted.path(&format!("{SMALL}/{number}")))
+                    .with_context(|| format!("failed to read file {number}"))?;
+                ensure!(bytes.len() == BLOCK_BYTES, "file {number} has {} bytes", bytes.len());
+                self.content.check(number, &bytes)?;
+            }
+            Ok(())
+        };
         let start = Instant::now();
-        for number in 0..sizes.small_files {
-            let bytes = fs::read(mounted.path(&format!("{SMALL}/{number}")))
-                .with_context(|| format!("failed to read file {number}"))?;
-            ensure!(bytes.len() == BLOCK_BYTES, "file {number} has {} bytes", bytes.len());
-            self.content.check(number, &bytes)?;
-        }
+        at_once(programs, read)?;
         Ok(start.elapsed().as_secs_f64())
     }
 
@@ -301,6 +416,19 @@ impl Dataset<'_> {
         }
         Ok(f64::from(count) / start.elapsed().as_secs_f64())
     }
+}
+
+/// What one of several takes of so many.
+fn part(number: u64, of: u64, all: u64) -> std::ops::Range<u64> {
+    number * all / of..(number + 1) * all / of
+}
+
+fn at_once(count: u64, work: impl Fn(u64) -> anyhow::Result<()> + Sync) -> anyhow::Result<()> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let all: Vec<_> = (0..count).map(|number| scope.spawn(move || work(number))).collect();
+        all.into_iter().try_for_each(|it| it.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+    })
 }
 
 /// As if the kernel had needed the memory for something else.

@@ -1,5 +1,6 @@
 //! The driver that Scality's 1.x and 2.x were forked from, built by `make tools` under our driver's name and under its own: clusters
-//! that run it are upgraded to ours. Its engine is ours; a stand-in of the testbed registers it with kubelet.
+//! that run it are upgraded to ours, and benchmarks run it beside ours. Its engine is ours; a stand-in of the testbed registers it with
+//! kubelet.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -59,7 +60,7 @@ pub enum EarlierDriverError {
 }
 
 /// Its Helm chart.
-pub fn chart(build: EarlierBuild) -> Result<PathBuf, EarlierDriverError> {
+fn chart(build: EarlierBuild) -> Result<PathBuf, EarlierDriverError> {
     let program = environment::tool(build.tool()).map_err(|cause| EarlierDriverError::Missing { cause })?;
     let program = program.canonicalize().unwrap_or(program);
     Ok(program.with_file_name("chart"))
@@ -77,9 +78,21 @@ pub fn write_images(build: EarlierBuild, directory: &Path) -> Result<[PathBuf; 2
     Ok(["driver.tar", "sidecar.tar"].map(|it| directory.join(it)))
 }
 
+/// Helm's arguments to install it as release `s3csi`. The Secret with its keys has to be there before, and its images loaded.
+pub fn install_arguments(
+    build: EarlierBuild,
+    mounter: EarlierMounter,
+    namespace: &str,
+) -> Result<Vec<String>, EarlierDriverError> {
+    let chart = chart(build)?.to_string_lossy().into_owned();
+    let words = ["install", "s3csi", &chart, "--namespace", namespace].map(str::to_owned);
+    let settings = settings(mounter).into_iter().flat_map(|it| ["--set".to_owned(), it]);
+    Ok(words.into_iter().chain(settings).collect())
+}
+
 /// What its chart is installed with: our images, keys in the Secret that our chart reads, and a directory for its engine that belongs to
 /// the node alone.
-pub fn settings(mounter: EarlierMounter) -> Vec<String> {
+fn settings(mounter: EarlierMounter) -> Vec<String> {
     let mut settings = vec![
         "image.repository=localhost/aws-s3-csi-driver".to_owned(),
         "image.tag=v1.15.0".to_owned(),

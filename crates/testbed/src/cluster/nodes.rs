@@ -160,8 +160,13 @@ impl Cluster {
     /// What the API server answers to a GET, as the cluster's administrator; nothing if it has no such thing. Much cheaper
     /// than a kubectl, so this is what to wait with.
     pub fn get(&self, path: &str) -> Option<Value> {
+        serde_json::from_str(&self.get_text(path)?).ok()
+    }
+
+    /// The same for what is not JSON: logs of Pods, and metrics of kubelets.
+    pub fn get_text(&self, path: &str) -> Option<String> {
         let answer = http::get_over(&self.directory.join("api.sock"), path).ok()?;
-        if answer.status == 200 { serde_json::from_str(&answer.body).ok() } else { None }
+        (answer.status == 200).then_some(answer.body)
     }
 
     /// Makes an object, as the cluster's administrator, within milliseconds. `path` is that of the list of such objects.

@@ -16,7 +16,7 @@ use s3csi_testbed::engine::{EngineLauncher, EngineMount};
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::kubelet::CsiVolume;
 use s3csi_testbed::leftovers::mounts_beneath;
-use s3csi_testbed::wait::{SOON, wait_for};
+use s3csi_testbed::wait::{SOON, wait_for, wait_until};
 use tonic::Code;
 
 use crate::world::{BUCKET, MountpointPod, PV, World, check_refused, names_in};
@@ -234,9 +234,13 @@ fn a_dead_mount_of_version_1_is_reported_to_the_controller_and_mounted_again() {
     world.publish(&volume);
     assert_eq!(condition(), "", "a mount that answers needs no condition");
     mount.process().unwrap().kill();
-    let refused = world.try_publish_within(&volume, Duration::from_secs(3));
-    check_refused(refused, Code::Unavailable, &["no Mountpoint Pod is assigned to workload", &uid]);
-    assert!(condition().starts_with("False EngineDied: the unit that served volume pv-1 is dead"), "{}", condition());
+    // The first call may come before the node plugin knows all attachments; kubelet repeats it.
+    let is_reported = || {
+        let refused = world.try_publish_within(&volume, Duration::from_secs(3));
+        check_refused(refused, Code::Unavailable, &["no Mountpoint Pod is assigned to workload", &uid]);
+        condition().starts_with("False EngineDied: the unit that served volume pv-1 is dead")
+    };
+    assert!(wait_until(Instant::now() + SOON, is_reported), "{}", condition());
 
     // What the controller does then.
     let pod = world.run_pod(1);

@@ -84,13 +84,8 @@ impl World {
     }
 
     fn install_earlier(&self, mounter: EarlierMounter) {
-        let chart = earlier_driver::chart(self.build).unwrap();
-        let settings = earlier_driver::settings(mounter);
-        let mut arguments = vec!["install", "s3csi", chart.to_str().unwrap(), "--namespace", NAMESPACE];
-        for setting in &settings {
-            arguments.extend(["--set", setting]);
-        }
-        self.cluster.helm(&arguments).unwrap();
+        let arguments = earlier_driver::install_arguments(self.build, mounter, NAMESPACE).unwrap();
+        self.cluster.helm(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).unwrap();
         self.wait_for_rollout("daemonset/s3-csi-node");
         if mounter == EarlierMounter::Pod {
             self.wait_for_rollout("deployment/s3-csi-controller");
