@@ -11,7 +11,7 @@ use mountpoint_s3_fs::s3::{S3Path, S3Personality};
 use mountpoint_s3_fs::{S3FilesystemConfig, ServerSideEncryption};
 
 use crate::cli::{Arguments, BucketType, Environment, MetadataStrategy, RenameMode, UploadChecksums, WriteStrategy};
-use crate::client::{Belief, ListingOrder, Listings, Moves, RawConfig, Signing};
+use crate::client::{ListingOrder, Listings, Moves, RawConfig, Signing};
 use crate::front::{
     AfterRename, CommitPoint, DefaultAttributes, FrontConfig, KeptLimit, Lifetime, MetadataMode, Overrides,
     StageDirectory, UploadSettings, Writes,
@@ -62,8 +62,7 @@ pub fn listings(arguments: &Arguments) -> Option<Arc<Listings>> {
         TimeToLive::Indefinite => false,
     };
     let ttls = [arguments.metadata_ttl, arguments.negative_metadata_ttl];
-    let belief = if arguments.allow_overwrite { Belief::Long } else { Belief::Short };
-    (!ttls.into_iter().flatten().any(asks_each_time)).then(|| Arc::new(Listings::new(belief)))
+    (!ttls.into_iter().flatten().any(asks_each_time)).then(|| Arc::default())
 }
 
 pub fn file_system_config(arguments: &Arguments, personality: S3Personality) -> S3FilesystemConfig {

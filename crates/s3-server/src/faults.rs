@@ -47,8 +47,8 @@ pub enum Effect {
     HugeHeader { bytes: usize },
     /// The right listing, but each `ETag` in it is empty.
     EmptyEtags,
-    /// The right listing, but there is always another page, with the same token.
-    RepeatedPages,
+    /// The right listing, but there is always another page, with one of so many tokens, in turns.
+    RepeatedPages { tokens: u64 },
     /// A web page.
     WebPage,
     /// A listing of nothing, with a new token for another page.

@@ -113,10 +113,13 @@ impl HttpFrontend {
             }
             Effect::WebPage => Ok(Response::new(Body::from("<html><body>It works!</body></html>".to_owned()))),
             Effect::EmptyEtags => self.rewritten(request, |text| empty_etags(&text)).await,
-            Effect::RepeatedPages => {
+            Effect::RepeatedPages { tokens } => {
+                let token = met.earlier % tokens;
                 self.rewritten(request, |text| {
-                    let more = "<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>";
-                    text.replace("<IsTruncated>false</IsTruncated>", more)
+                    let more = format!(
+                        "<IsTruncated>true</IsTruncated><NextContinuationToken>again-{token}</NextContinuationToken>"
+                    );
+                    text.replace("<IsTruncated>false</IsTruncated>", &more)
                 })
                 .await
             }

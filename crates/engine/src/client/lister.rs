@@ -4,6 +4,7 @@
 //! tree of all elements, and moves the rest of it for each entry that it takes out.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use mountpoint_s3_client::types::ListObjectsResult;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -26,15 +27,32 @@ pub enum ListError {
     Listing(ListingError),
 }
 
+/// So many of our requests in a row must have failed where those of the library did not, before only the library is used.
+const MOST_FAILED_ALONE: u32 = 3;
+
 /// A client of its own, made for the first listing.
 pub struct Lister {
     config: RawConfig,
     client: OnceLock<Option<RawClient>>,
+    /// Our requests in a row that failed where those of the library did not.
+    failed_alone: AtomicU32,
 }
 
 impl Lister {
     pub fn new(config: RawConfig) -> Self {
-        Self { config, client: OnceLock::new() }
+        Self { config, client: OnceLock::new(), failed_alone: AtomicU32::new(0) }
+    }
+
+    /// Whether the store, or something before it, understands our requests as well as those of the library.
+    pub fn is_understood(&self) -> bool {
+        self.failed_alone.load(Ordering::Relaxed) < MOST_FAILED_ALONE
+    }
+
+    /// Notes that our request failed, and that the library's did not.
+    pub fn note_failed_alone(&self) {
+        if self.failed_alone.fetch_add(1, Ordering::Relaxed) + 1 == MOST_FAILED_ALONE {
+            tracing::warn!("the store refuses our requests for listings, only the client library sends them from now on");
+        }
     }
 
     /// A page of a listing. Objects without an `ETag` have `listing_xml::NO_ETAG`.
@@ -67,6 +85,8 @@ impl Lister {
             body: Vec::new(),
         };
         let response = client.request(request).await.map_err(ListError::Request)?;
-        listing_xml::parse(&response.body).map_err(ListError::Listing)
+        let page = listing_xml::parse(&response.body).map_err(ListError::Listing)?;
+        self.failed_alone.store(0, Ordering::Relaxed);
+        Ok(page)
     }
 }

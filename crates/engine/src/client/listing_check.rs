@@ -48,17 +48,22 @@ impl ListingCheck {
         listing.next = hash(next);
         let is_empty = page.objects.is_empty() && page.common_prefixes.is_empty();
         listing.empty_pages = if is_empty { listing.empty_pages + 1 } else { 0 };
-        if !listing.tokens.insert(listing.next) {
-            return Err(EndlessListing::Repeated);
-        }
-        if MOST_EMPTY_PAGES <= listing.empty_pages {
-            return Err(EndlessListing::Empty);
+        let checked = if !listing.tokens.insert(listing.next) {
+            Err(EndlessListing::Repeated)
+        } else if MOST_EMPTY_PAGES <= listing.empty_pages {
+            Err(EndlessListing::Empty)
+        } else {
+            Ok(())
+        };
+        if let (Err(_), Some(token)) = (&checked, token) {
+            // A page that was requested in advance is requested once more, and must not be taken for the first one then.
+            listing.next = hash(token);
         }
         while MOST_LISTINGS <= listings.len() {
             listings.pop_front();
         }
         listings.push_back(listing);
-        Ok(())
+        checked
     }
 }
 
@@ -140,6 +145,19 @@ mod tests {
         assert_eq!(follow(|_| page(&["a"], &[], Some("same"))), (1, Err(EndlessListing::Repeated)));
         let alternating = |number: u32| page(&["a"], &[], Some(["one", "two", "three"][number as usize % 3]));
         assert_eq!(follow(alternating), (3, Err(EndlessListing::Repeated)));
+    }
+
+    #[test]
+    fn a_page_that_was_refused_is_refused_again() {
+        let check = ListingCheck::default();
+        let to = |next| page(&["a"], &[], Some(next));
+        assert_eq!(check.check(None, &to("one")), Ok(()));
+        assert_eq!(check.check(Some("one"), &to("two")), Ok(()));
+        for _ in 0..3 {
+            assert_eq!(check.check(Some("two"), &to("one")), Err(EndlessListing::Repeated));
+        }
+        // Another listing of the same directory.
+        assert_eq!(check.check(None, &to("one")), Ok(()));
     }
 
     #[test]

@@ -19,34 +19,11 @@ use super::first_pages::FirstPages;
 use super::next_pages::NextPages;
 use super::siblings::SiblingDirectories;
 
-/// For how long a listing is believed, from when it was sent on. A listing costs a store much more than a look, so a shorter time makes
-/// the creation of many files slow and expensive. Others' new files are seen so late in directories that we fill, and only there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Belief {
-    /// What others stored a moment ago must not be replaced. What is not there is then noted by the file system for the rest of a tenth
-    /// of a second.
-    Short,
-    /// Files may be replaced.
-    Long,
-}
-
-impl Belief {
-    const fn lasts(self) -> Duration {
-        match self {
-            Self::Short => Duration::from_millis(75),
-            Self::Long => Duration::from_millis(400),
-        }
-    }
-
-    /// Early enough that the next one is there before this one may not be believed any longer.
-    fn asked_again_after(self) -> Duration {
-        match self {
-            Self::Short => Duration::from_millis(35),
-            Self::Long => Duration::from_millis(300),
-        }
-    }
-}
-
+/// For how long a listing is believed, from when it was sent on. What others stored a moment ago must not be replaced, and what is not
+/// there is noted by the file system for the rest of a tenth of a second.
+const BELIEVED: Duration = Duration::from_millis(75);
+/// Early enough that the next one is there before this one may not be believed any longer.
+const ASKED_AGAIN_AFTER: Duration = Duration::from_millis(35);
 /// Files with a longer pause between them are not stored one after the other.
 const FOLLOWS: Duration = Duration::from_millis(250);
 /// So many must have been stored one after the other.
@@ -67,8 +44,8 @@ const MOST_DIRECTORIES: usize = 16;
 /// Keys of objects, and of directories with a slash at the end. Nothing if the directory is too long or could not be listed.
 pub type Names = Shared<BoxFuture<'static, Option<Arc<HashSet<String>>>>>;
 
+#[derive(Default)]
 pub struct Listings {
-    belief: Belief,
     seen: Mutex<Seen>,
     /// Of directories that are looked up to be listed.
     pub first_pages: FirstPages,
@@ -113,12 +90,6 @@ pub enum KeyPresence {
 }
 
 impl Listings {
-    pub fn new(belief: Belief) -> Self {
-        let (first_pages, next_pages, siblings) =
-            (FirstPages::default(), NextPages::default(), SiblingDirectories::default());
-        Self { belief, seen: Mutex::default(), first_pages, next_pages, siblings }
-    }
-
     /// `key` is that of an object, or of a directory with a slash at its end.
     pub fn answer(&self, now: Instant, key: &str) -> KeyPresence {
         if !is_plain(key) {
@@ -129,7 +100,7 @@ impl Listings {
             let mut seen = self.lock();
             let look = seen.look;
             let Some(directory) = seen.directories.get_mut(name) else { return KeyPresence::Unknown };
-            directory.forget_old(now, self.belief, look);
+            directory.forget_old(now, look);
             let is_changed = directory.pages.iter().any(|it| it.changed.contains(key));
             if is_changed || !directory.is_filled(now) {
                 return KeyPresence::Unknown;
@@ -162,12 +133,12 @@ impl Listings {
         }
         let look = seen.look;
         let directory = seen.directories.get_mut(name)?;
-        directory.forget_old(now, self.belief, look);
+        directory.forget_old(now, look);
         if 0 < directory.patience {
             directory.patience -= 1;
             return None;
         }
-        let is_new = |it: &Page| now.saturating_duration_since(it.asked) < self.belief.asked_again_after();
+        let is_new = |it: &Page| now.saturating_duration_since(it.asked) < ASKED_AGAIN_AFTER;
         (directory.is_filled(now) && !directory.pages.back().is_some_and(is_new)).then_some(name)
     }
 
@@ -256,8 +227,8 @@ impl Directory {
         STORED_TO_EXPECT_MORE <= self.stored && now.saturating_duration_since(self.last_stored) <= FOLLOWS
     }
 
-    fn forget_old(&mut self, now: Instant, belief: Belief, look: Duration) {
-        while self.pages.front().is_some_and(|it| belief.lasts() < now.saturating_duration_since(it.asked)) {
+    fn forget_old(&mut self, now: Instant, look: Duration) {
+        while self.pages.front().is_some_and(|it| BELIEVED < now.saturating_duration_since(it.asked)) {
             let Some(Page { names, answers, .. }) = self.pages.pop_front() else { return };
             let count = names.peek().and_then(Option::as_ref).map_or(0, |it| it.len());
             let cost = COST_OF_A_NAME * u32::try_from(count).unwrap_or(u32::MAX);
@@ -299,7 +270,6 @@ mod tests {
     use super::*;
 
     const MOMENT: Duration = Duration::from_millis(1);
-    const BELIEVED: Duration = Belief::Long.lasts();
     const LOOK: Option<Duration> = Some(Duration::from_millis(10));
 
     fn page(names: Option<&[&str]>) -> Names {
@@ -309,7 +279,7 @@ mod tests {
 
     /// `a/8` and `a/9` were just stored.
     fn filled(now: Instant) -> Listings {
-        let listings = Listings::new(Belief::Long);
+        let listings = Listings::default();
         for key in ["a/8", "a/9"] {
             assert_eq!(listings.looked(now, key, LOOK), None);
             listings.stored(now, key);
@@ -357,7 +327,7 @@ mod tests {
 
     #[test]
     fn nothing_is_listed_or_answered_where_we_do_not_store_one_file_after_the_other() {
-        let (now, listings) = (Instant::now(), Listings::new(Belief::Long));
+        let (now, listings) = (Instant::now(), Listings::default());
         for _ in 0..9 {
             assert_eq!(listings.looked(now, "a/1", LOOK), None);
         }
@@ -382,7 +352,7 @@ mod tests {
 
     #[test]
     fn the_root_is_a_directory_too() {
-        let (now, listings) = (Instant::now(), Listings::new(Belief::Long));
+        let (now, listings) = (Instant::now(), Listings::default());
         listings.stored(now, "v");
         listings.stored(now, "w");
         assert_eq!(listings.looked(now, "y", LOOK), Some(""));
@@ -415,9 +385,9 @@ mod tests {
     #[test]
     fn the_next_one_is_asked_for_before_the_last_one_is_too_old() {
         let now = Instant::now();
-        let listings = filled_on(listed(now), now + Belief::Long.asked_again_after());
-        assert_eq!(listings.looked(now + Belief::Long.asked_again_after().saturating_sub(MOMENT), "a/5", None), None);
-        let later = now + Belief::Long.asked_again_after();
+        let listings = filled_on(listed(now), now + ASKED_AGAIN_AFTER);
+        assert_eq!(listings.looked(now + ASKED_AGAIN_AFTER.saturating_sub(MOMENT), "a/5", None), None);
+        let later = now + ASKED_AGAIN_AFTER;
         assert_eq!(listings.looked(later, "a/6", None), Some("a/"));
         // It is on its way, and the last one still answers.
         listings.keep(later, "a/", futures::future::pending().boxed().shared());
@@ -474,7 +444,7 @@ mod tests {
 
     #[test]
     fn directories_do_not_pile_up() {
-        let (now, listings) = (Instant::now(), Listings::new(Belief::Long));
+        let (now, listings) = (Instant::now(), Listings::default());
         for number in 0..1000 {
             listings.stored(now, &format!("{number}/file"));
         }

@@ -44,7 +44,7 @@ pub use budget::MemoryBudget;
 pub use digest::{PartsDigest, digest, digest_of_parts, is_content_of, is_digest_of};
 pub use lister::Lister;
 pub use listing_check::ListingCheck;
-pub use listings::{Belief, Listings};
+pub use listings::Listings;
 pub use metadata::{MetadataCache, ObjectHeaders, UserMetadata};
 pub use moves::{Moves, copy_verified, encoded};
 pub use raw::{RawClient, RawConfig, RawError, RawRequest, RawResponse, Signing};
@@ -117,7 +117,9 @@ where
 
     /// The answer "absent" if a listing knows better or earlier than the server, else the server's.
     async fn unless_absent<T>(&self, key: &str, absent: impl FnOnce() -> T, ask: impl Future<Output = T>) -> T {
-        let Some(listings) = &self.listings else { return ask.await };
+        let Some(listings) = self.listings.as_ref().filter(|_| self.usage == ClientUsage::Names) else {
+            return ask.await;
+        };
         let coming = match listings.answer(Instant::now(), key) {
             listings::KeyPresence::Absent => return absent(),
             listings::KeyPresence::Unknown => return ask.await,
@@ -283,6 +285,10 @@ where
             && let Some(requested) = self.listed_page(bucket, prefix)
             && let Some(found) = requested.await
         {
+            // What this listing shows must not be contradicted by an older one.
+            if let Some(listings) = &self.listings {
+                listings.forget(prefix);
+            }
             self.note_listed(bucket, delimiter, max_keys, prefix, &found.page);
             return Ok(found.whole());
         }

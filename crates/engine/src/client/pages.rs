@@ -90,6 +90,10 @@ where
         max_keys: usize,
         prefix: &str,
     ) -> Answer<ListObjectsResult, ListObjectsError, C> {
+        let ask_library = self.inner.list_objects(bucket, token, delimiter, max_keys, prefix);
+        if !self.lister.is_understood() {
+            return ask_library.await;
+        }
         match self.lister.list(token, delimiter, max_keys, prefix).await {
             Ok(page) => Ok(page),
             Err(ListError::Request(RawError::Unanswered { cause, .. })) if store_timeout::is_silent(cause) => {
@@ -98,7 +102,7 @@ where
             Err(error) => {
                 // The library has an error for each cause, so it may fail, too.
                 tracing::debug!(%error, prefix, "cannot list, the client library tries");
-                self.inner.list_objects(bucket, token, delimiter, max_keys, prefix).await
+                ask_library.await.inspect(|_| self.lister.note_failed_alone())
             }
         }
     }

@@ -189,8 +189,11 @@ impl RawClient {
         let mut message = Message::new_request(&Allocator::default()).map_err(|it| text(&it))?;
         message.set_request_method(request.method).map_err(|it| text(&it))?;
         message.set_request_path(path).map_err(|it| text(&it))?;
-        let fixed = [("Host".to_owned(), host), ("Content-Length".to_owned(), request.body.len().to_string())];
-        for (name, value) in fixed.iter().chain(&self.config.headers).chain(&request.headers) {
+        let host = ("Host".to_owned(), host);
+        // Proxies may remove this header from requests that have no body, and it is signed.
+        let length = (request.method != "GET").then(|| ("Content-Length".to_owned(), request.body.len().to_string()));
+        let headers = std::iter::once(&host).chain(&length).chain(&self.config.headers).chain(&request.headers);
+        for (name, value) in headers {
             message.add_header(&Header::new(name, value)).map_err(|it| text(&it))?;
         }
         let mut options = MetaRequestOptions::new();

@@ -77,76 +77,65 @@ impl HandleRecords {
 
 /// A superblock whose decisions about handles are recorded.
 ///
-/// It forgets an inode with its table locked and waits for the directory. To list a directory and to rename in it, it locks the
-/// directory and waits for the table. So it forgets only while it does neither.
+/// It forgets an inode with its table locked and waits for the directory. When a listing begins and after a rename, it locks the
+/// directory and waits for the table. So it forgets only while it does neither. It holds no lock while it waits for the store.
 pub struct RecordingMetablock<M> {
     inner: Arc<M>,
     records: Arc<HandleRecords>,
-    /// How many renames are going on. Locked while a listing begins and while inodes are forgotten.
-    renames: Mutex<usize>,
-    rename_ended: Condvar,
+    /// How many listings begin and how many renames are worked on. Locked while inodes are forgotten.
+    working: Mutex<usize>,
+    work_ended: Condvar,
     /// What the kernel forgot and the superblock did not yet.
     forgotten: Mutex<Vec<(InodeNo, u64)>>,
 }
 
-/// So many forgotten inodes may wait for renames to end. Programs that rename all the time would otherwise keep them for ever.
+/// So many forgotten inodes may wait. Programs that list and rename all the time would otherwise keep them for ever.
 const MOST_FORGOTTEN: usize = 10_000;
 
-/// A rename that is going on.
-struct OngoingRename<'a, M: Metablock + Send + Sync>(&'a RecordingMetablock<M>);
+/// While it exists, nothing is forgotten.
+struct DirectoryWork<'a, M: Metablock + Send + Sync>(&'a RecordingMetablock<M>);
 
-impl<M: Metablock + Send + Sync> Drop for OngoingRename<'_, M> {
+impl<M: Metablock + Send + Sync> Drop for DirectoryWork<'_, M> {
     fn drop(&mut self) {
-        *self.0.renames.lock() -= 1;
+        *self.0.working.lock() -= 1;
         self.0.forget_waiting();
-        self.0.rename_ended.notify_all();
+        self.0.work_ended.notify_all();
     }
 }
 
+/// Of a listing, until it waits for the store or has its first entry.
+type ListingBegin<'a, M> = Mutex<Option<DirectoryWork<'a, M>>>;
+
 impl<M: Metablock + Send + Sync> RecordingMetablock<M> {
     pub fn new(inner: Arc<M>, records: Arc<HandleRecords>) -> Self {
-        let (renames, rename_ended, forgotten) = (Mutex::new(0), Condvar::new(), Mutex::default());
-        Self { inner, records, renames, rename_ended, forgotten }
+        let (working, work_ended, forgotten) = (Mutex::new(0), Condvar::new(), Mutex::default());
+        Self { inner, records, working, work_ended, forgotten }
     }
 
-    fn begin_rename(&self) -> OngoingRename<'_, M> {
-        let mut renames = self.renames.lock();
-        while *renames > 0 && MOST_FORGOTTEN <= self.forgotten.lock().len() {
-            self.rename_ended.wait(&mut renames);
-        }
-        if *renames == 0 {
-            self.forget_all();
-        }
-        *renames += 1;
-        OngoingRename(self)
+    fn begin(&self) -> DirectoryWork<'_, M> {
+        let mut working = self.working.lock();
+        self.work_ended.wait_while(&mut working, |it| *it > 0 && MOST_FORGOTTEN <= self.forgotten.lock().len());
+        *working += 1;
+        DirectoryWork(self)
     }
 
     /// Forgets, unless something else is going on, which then does this when it has ended.
     fn forget_waiting(&self) {
         while !self.forgotten.lock().is_empty() {
-            let Some(renames) = self.renames.try_lock() else { return };
-            if *renames > 0 {
+            let Some(working) = self.working.try_lock() else { return };
+            if *working > 0 {
                 return;
             }
-            self.forget_all();
+            let forgotten = std::mem::take(&mut *self.forgotten.lock());
+            for (ino, n) in forgotten {
+                self.inner.forget(ino, n).now_or_never().expect("forgetting has nothing to wait for");
+            }
         }
     }
 
-    /// Only while no listing begins and no rename is going on.
-    fn forget_all(&self) {
-        for (ino, n) in std::mem::take(&mut *self.forgotten.lock()) {
-            self.inner.forget(ino, n).now_or_never().expect("forgetting has nothing to wait for");
-        }
-    }
-
-    /// Runs a listing; nothing is forgotten until it waits for the store or ends.
-    async fn list<T>(&self, mut listing: impl Future<Output = T> + Unpin) -> T {
-        let begun = poll_fn(|context| {
-            let _renames = self.renames.lock();
-            Poll::Ready(listing.poll_unpin(context))
-        });
-        let begun = begun.await;
-        self.forget_waiting();
+    async fn list<T>(&self, begin: &ListingBegin<'_, M>, mut listing: impl Future<Output = T> + Unpin) -> T {
+        let begun = poll_fn(|context| Poll::Ready(listing.poll_unpin(context))).await;
+        drop(begin.lock().take());
         match begun {
             Poll::Ready(listed) => listed,
             Poll::Pending => listing.await,
@@ -251,7 +240,8 @@ impl<M: Metablock + Send + Sync> Metablock for RecordingMetablock<M> {
     async fn new_readdir_handle(&self, dir_ino: InodeNo) -> Answer<u64> {
         let deadline = Instant::now() + LONGEST_CREATION;
         loop {
-            let opened = self.list(self.inner.new_readdir_handle(dir_ino)).await;
+            let begin = Mutex::new(Some(self.begin()));
+            let opened = self.list(&begin, self.inner.new_readdir_handle(dir_ino)).await;
             if !is_to_be_repeated(&opened, dir_ino, deadline) {
                 return opened;
             }
@@ -273,12 +263,14 @@ impl<M: Metablock + Send + Sync> Metablock for RecordingMetablock<M> {
         // A program that goes back to the beginning lists the directory again.
         let deadline = Instant::now() + LONGEST_CREATION;
         loop {
-            let mut is_begun = false;
+            let (begin, mut is_begun) = (Mutex::new(Some(self.begin())), false);
             let add = Box::new(|entry, name, offset, generation| {
                 is_begun = true;
+                // An entry may ask the store for its attributes.
+                drop(begin.lock().take());
                 add(entry, name, offset, generation)
             });
-            let listed = self.list(self.inner.readdir(parent, fh, offset, is_readdirplus, add)).await;
+            let listed = self.list(&begin, self.inner.readdir(parent, fh, offset, is_readdirplus, add)).await;
             if is_begun || !is_to_be_repeated(&listed, parent, deadline) {
                 return listed;
             }
@@ -298,8 +290,12 @@ impl<M: Metablock + Send + Sync> Metablock for RecordingMetablock<M> {
         destination: &OsStr,
         allow_overwrite: bool,
     ) -> Answer<()> {
-        let _ongoing = self.begin_rename();
-        self.inner.rename(source_parent, source, destination_parent, destination, allow_overwrite).await
+        let mut rename = self.inner.rename(source_parent, source, destination_parent, destination, allow_overwrite);
+        let work = poll_fn(|context| {
+            let _work = self.begin();
+            rename.poll_unpin(context)
+        });
+        work.await
     }
 
     async fn rmdir(&self, parent_ino: InodeNo, name: &OsStr) -> Answer<()> {

@@ -90,7 +90,8 @@ fn one_byte_after_the_other_is_given_up() {
 #[test]
 fn pages_without_end_are_given_up() {
     let listings = |effect| Fault::new(effect).operation(S3Operation::ListObjectsV2);
-    check_bounded("repeated-pages", listings(Effect::RepeatedPages), list);
+    check_bounded("repeated-pages", listings(Effect::RepeatedPages { tokens: 1 }), list);
+    check_bounded("alternating-pages", listings(Effect::RepeatedPages { tokens: 3 }), list);
     check_bounded("empty-pages", listings(Effect::EmptyPages), list);
 }
 

@@ -12,8 +12,6 @@ use crate::world::{World, in_process_with};
 
 /// What others change is seen after this, whatever we do meanwhile.
 const MOMENT: Duration = Duration::from_millis(100);
-/// With --allow-overwrite.
-const MOMENT_OF_REPLACEABLE: Duration = Duration::from_millis(500);
 
 /// As a server in the same region answers; much longer than anything that happens on this machine.
 const ROUND_TRIP: Duration = Duration::from_millis(15);
@@ -159,12 +157,7 @@ fn a_file_of_others_is_found_at_once_where_we_store_nothing() {
 #[test]
 fn a_file_of_others_is_found_after_a_moment_where_we_store_many() {
     let world = distant("seen");
-    check_found_after(MOMENT, &world, world.engine().mount());
-    let world = distant("replaceable");
-    check_found_after(MOMENT_OF_REPLACEABLE, &world, world.mount());
-}
-
-fn check_found_after(moment: Duration, world: &World<S3Server>, mount: EngineMount<'_>) {
+    let mount = world.mount();
     for round in 0..5 {
         create(&mount, round * 10..round * 10 + 8);
         let (key, content) = (format!("many/theirs-{round}"), format!("theirs {round}"));
@@ -172,7 +165,7 @@ fn check_found_after(moment: Duration, world: &World<S3Server>, mount: EngineMou
         world.put(&key, content.as_bytes());
         // We go on, so that there is always a listing that is just believed.
         let mut mine = round * 1000 + 1000;
-        while made.elapsed() < moment {
+        while made.elapsed() < MOMENT {
             create(&mount, [mine]);
             mine += 1;
         }

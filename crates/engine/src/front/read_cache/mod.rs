@@ -161,9 +161,6 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
         if let Some(bytes) = object.read(&(offset..end)) {
             return Some(Ok(Bytes::from(bytes).into()));
         }
-        if access == ReadKind::Jump && object.fill.note_wanted(object.version.size) {
-            fill::start(&self.bucket, &self.fetches, object);
-        }
         let at_once = match access {
             ReadKind::Jump | ReadKind::AfterJump => 1,
             // The window of the crates would reach into the parts of the file that other readers fetch.
@@ -171,6 +168,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
             ReadKind::Sequential => return None,
         };
         let read = self.read_blocks(object, offset..end, at_once);
+        let has_fetched = read.as_ref().is_ok_and(|it| !it.keep.is_empty());
+        if access == ReadKind::Jump && has_fetched && object.fill.note_wanted(object.version.size) {
+            fill::start(&self.bucket, &self.fetches, object);
+        }
         Some(read.map(|it| if access == ReadKind::Sequential { self.keep_in_order(reader, it) } else { it }))
     }
 
@@ -208,9 +209,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
                 continue;
             }
             for block in content.blocks.clone() {
-                let data =
-                    content.data.slice(part_of(&(block * BLOCK..(block + 1) * BLOCK), content.start, &content.data));
-                self.keep_in_memory(content.object.id, block, data);
+                let part = part_of(&(block * BLOCK..(block + 1) * BLOCK), content.start, &content.data);
+                self.keep_in_memory(content.object.id, block, Bytes::copy_from_slice(&content.data[part]));
             }
         }
     }
@@ -251,6 +251,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> ReadCache<C> {
             let _permit = self.fetches.acquire();
             let ObjectVersion { key, etag, .. } = &object.version;
             let fetched = self.bucket.fetch(key, etag, range);
+            // What is kept must not occupy the library's buffers, of which there are few: writers wait for them.
+            let fetched = fetched.map(|it| if at_once > 1 { Bytes::copy_from_slice(&it) } else { it });
             fetched.map_err(|error| FailedFetch { error, at: Instant::now() })
         });
         match fetched {
