@@ -115,9 +115,10 @@ object is on the server; everything that is read or stored is compared with what
 `--allow-delete --allow-overwrite` (mount-s3), `--metadata-ttl 60` (second column) and `--vfs-cache-mode off` or `full` with
 `--vfs-write-back 0s` (rclone), and `--cache` (mount-s3) in the row that says so. A limit is what is possible with this server
 on this machine: further reads of a file in tmpfs; for the disk cache a read through a FUSE mount whose bytes come from memory;
-and for everything else the requests that cannot be avoided, sent by the same client without a file system. How much of that a
-mount could reach at best shows the same client while as many bytes pass through such a FUSE mount. s3fs and `rclone full` copy what they read to a local file and answer further reads from
-there, which random reads show; `rclone full` also uploads after close, several files at once. Ratios say how many times
+for a sequential write its parts as objects of their own, eight at once; and for everything else the requests that cannot be
+avoided, both sent by the same client without a file system. How much of that a mount could reach at best shows the same client
+while as many bytes pass through such a FUSE mount. s3fs and `rclone full` copy what they read to a local file and answer further
+reads from there, which random reads show; `rclone full` also uploads after close, several files at once. Ratios say how many times
 better ours is than the best of the others.";
 
 /// One network's part of the benchmark.
