@@ -13,7 +13,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, StatxFlags, chmod, mkdir, open, openat, readlink, rmdir, statx,
+    AtFlags, CWD, FileType, Mode, OFlags, StatxAttributes, StatxFlags, chmod, mkdir, open, openat, readlink, rmdir, statx,
 };
 use rustix::io::Errno;
 use rustix::mount::{
@@ -104,6 +104,20 @@ impl Host for Kernel {
             *last = Some(LastTable { file, table: table.clone() });
         }
         Ok(table)
+    }
+
+    /// The kernel's own attributes of the directory, which it has without asking a FUSE server.
+    fn mounted_at(&self, path: &Path) -> Result<Option<Device>, HostError> {
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+        match statx(CWD, path, flags, StatxFlags::empty()) {
+            Ok(found) if found.stx_attributes_mask.contains(StatxAttributes::MOUNT_ROOT) => {
+                let device = Device { major: found.stx_dev_major, minor: found.stx_dev_minor };
+                Ok(found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT).then_some(device))
+            }
+            Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            // Older kernels do not say it, and file systems of others may refuse to answer.
+            Ok(_) | Err(_) => Ok(self.mount_table()?.at(path).map(|it| it.device)),
+        }
     }
 
     /// Only the parent directory is resolved, and our mounts are never nested.

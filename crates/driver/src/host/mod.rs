@@ -33,6 +33,12 @@ pub trait Host: Send + Sync + 'static {
     /// Every mount of our mount namespace, read consistently.
     fn mount_table(&self) -> Result<Arc<MountTable>, HostError>;
 
+    /// The file system of the topmost mount at exactly this path, `None` if there is no mount or no such path. The server of a FUSE
+    /// mount is not involved. One question to the kernel, however many mounts there are.
+    fn mounted_at(&self, path: &Path) -> Result<Option<Device>, HostError> {
+        Ok(self.mount_table()?.at(path).map(|it| it.device))
+    }
+
     /// The path as the mount table spells it: absolute, with the links in the directories before its last component
     /// resolved. The last component may be missing, and is not followed when it is a link.
     fn resolve(&self, path: &Path) -> Result<PathBuf, HostError>;

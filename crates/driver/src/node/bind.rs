@@ -42,7 +42,11 @@ pub fn ensure(
     };
     let (mut mounted, mut is_replaced) = (MountOutcome::Mounted, false);
     for attempt in 0..=MOST_STACKED {
-        let table = host.mount_table().map_err(|cause| PublishError::Look { cause })?;
+        let failed = |cause| PublishError::Look { cause };
+        if host.mounted_at(target).map_err(failed)?.is_none() {
+            break;
+        }
+        let table = host.mount_table().map_err(failed)?;
         let Some(mount) = table.at(target) else { break };
         if attempt == MOST_STACKED {
             let cause = HostError::TooManyMounts { at: target.clone() };
@@ -99,7 +103,11 @@ fn check_alive(host: &dyn Host, device: Device, target: &Path, deadline: Instant
 /// Removes every mount of ours at the target. Also works on dead and unresponsive ones: nothing here waits for the engine.
 pub fn remove(host: &dyn Host, target: &Path, failpoints: Failpoints) -> Result<(), UnpublishError> {
     for attempt in 0..=MOST_STACKED {
-        let table = host.mount_table().map_err(|cause| UnpublishError::Look { cause })?;
+        let failed = |cause| UnpublishError::Look { cause };
+        if host.mounted_at(target).map_err(failed)?.is_none() {
+            break;
+        }
+        let table = host.mount_table().map_err(failed)?;
         let Some(mount) = table.at(target) else { break };
         if attempt == MOST_STACKED {
             let cause = HostError::TooManyMounts { at: target.to_owned() };

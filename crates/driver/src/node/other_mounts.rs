@@ -58,7 +58,11 @@ pub fn served_by(
     deadline: Instant,
 ) -> Result<Option<ServedTarget>, PublishError> {
     let Ok(target) = host.resolve(publish.target.path()) else { return Ok(None) };
-    let table = host.mount_table().map_err(|cause| PublishError::Look { cause })?;
+    let failed = |cause| PublishError::Look { cause };
+    if host.mounted_at(&target).map_err(failed)?.is_none() {
+        return Ok(None);
+    }
+    let table = host.mount_table().map_err(failed)?;
     // Earlier drivers made the file system read-only and not the bind mount.
     let is_wanted = |read_only: bool| read_only == (publish.access == Access::ReadOnly);
     let is_served = |it: &&Mount| it.is_ours() && is_wanted(it.read_only || it.super_read_only);

@@ -174,6 +174,7 @@ fn nothing_but_a_probe_waits_for_a_silent_server() {
         kernel.create_directory(&source, 0o755).unwrap();
         kernel.create_directory(&targets[0], 0o755).unwrap();
         assert_eq!(kernel.resolve(&source).unwrap(), source);
+        assert_eq!(kernel.mounted_at(&targets[1]).unwrap(), Some(world.device(&source)));
         assert!(matches!(kernel.remove_directory(&source), Err(HostError::Busy { .. })));
         assert!(matches!(kernel.mount_fuse(&source, &WRITABLE), Err(HostError::Occupied { .. })));
         kernel.unmount(&targets[0]).unwrap();
@@ -356,6 +357,32 @@ fn unmounting_nothing_is_no_error() {
         for path in [directory, world.path("missing"), world.path("link"), world.path("missing/below")] {
             world.kernel.unmount(&path).unwrap();
             world.kernel.detach(&path).unwrap();
+        }
+    });
+}
+
+#[test]
+fn only_a_mount_point_has_something_mounted_at_it() {
+    check(|world| {
+        let (source, target) = (world.tmpfs("source"), world.directory("source/target"));
+        std::os::unix::fs::symlink(&source, world.path("link")).unwrap();
+        fs::write(world.path("file"), "").unwrap();
+        for name in ["source/target", "link", "file", "missing", "missing/below", "file/below"] {
+            assert_eq!(world.kernel.mounted_at(&world.path(name)).unwrap(), None, "{name}");
+        }
+        let below = world.device(&source);
+        world.kernel.bind(&source, &target, Access::ReadWrite).unwrap();
+        assert_eq!(world.device(&target), below);
+        let descriptor = world.kernel.mount_fuse(&world.directory("covered"), &WRITABLE).unwrap();
+        let device = world.device(&world.path("covered"));
+        world.kernel.bind_over(&source, &world.path("covered"), Access::ReadWrite).unwrap();
+        assert_eq!(world.device(&world.path("covered")), below);
+        world.kernel.unmount(&world.path("covered")).unwrap();
+        drop(descriptor);
+        assert_eq!(world.device(&world.path("covered")), device, "also when it is dead");
+        for path in [&world.path("covered"), &target, &source] {
+            world.kernel.detach(path).unwrap();
+            assert_eq!(world.kernel.mounted_at(path).unwrap(), None);
         }
     });
 }

@@ -85,8 +85,11 @@ impl World {
         self.kernel.mount_table().unwrap().at(path).unwrap().clone()
     }
 
+    /// As the table and the directory itself say it.
     pub fn device(&self, path: &Path) -> Device {
-        self.mounted_at(path).device
+        let device = self.mounted_at(path).device;
+        assert_eq!(self.kernel.mounted_at(path).unwrap(), Some(device));
+        device
     }
 
     pub fn probe(&self, path: &Path, patience: Duration) -> Probe {

@@ -137,7 +137,11 @@ impl SourceManager {
         deadline: Instant,
     ) -> Result<Option<Device>, SourceError> {
         let path = &spec.path;
-        let table = self.host.mount_table().map_err(|cause| SourceError::Look { cause })?;
+        let failed = |cause| SourceError::Look { cause };
+        if self.host.mounted_at(path).map_err(failed)?.is_none() {
+            return Ok(None);
+        }
+        let table = self.host.mount_table().map_err(failed)?;
         let Some(mount) = table.at(path) else { return Ok(None) };
         if !mount.is_ours() {
             return Err(SourceError::ForeignMount { path: path.clone(), kind: mount.kind.clone() });
@@ -265,9 +269,8 @@ impl SourceManager {
         fuse: OwnedFd,
         deadline: Instant,
     ) -> Result<Device, SourceError> {
-        let table = self.host.mount_table().map_err(|cause| SourceError::Look { cause })?;
-        let vanished = || SourceError::Vanished { path: spec.path.clone() };
-        let device = table.at(&spec.path).ok_or_else(vanished)?.device;
+        let mounted = self.host.mounted_at(&spec.path).map_err(|cause| SourceError::Look { cause })?;
+        let device = mounted.ok_or_else(|| SourceError::Vanished { path: spec.path.clone() })?;
         if let Err(error) = mounter.error_directory.remove_file(s3csi_handoff::ERROR_FILE) {
             tracing::debug!(source = spec.name, %error, "old error file not removed");
         }
@@ -397,8 +400,7 @@ pub fn unmount(host: &dyn Host, held_mounts: &HeldMounts, path: &Path) -> Result
     // Files that stay open would wait for an engine instead of failing, as long as we have a copy.
     held_mounts.end(path);
     for _ in 0..MOST_STACKED {
-        let table = host.mount_table()?;
-        if !table.at(path).is_some_and(Mount::is_ours) {
+        if host.mounted_at(path)?.is_none() || !host.mount_table()?.at(path).is_some_and(Mount::is_ours) {
             return Ok(());
         }
         match host.unmount(path) {

@@ -111,7 +111,7 @@ impl MountpointPods {
         let host = self.manager.host.as_ref();
         // Neither call waits for a file system.
         let resolved = host.resolve(target.path()).unwrap_or_else(|_| target.path().to_owned());
-        if host.mount_table().ok()?.at(&resolved).is_some() {
+        if host.mounted_at(&resolved).ok()?.is_some() {
             return None;
         }
         let start = Instant::now();
