@@ -65,7 +65,8 @@ impl MetadataKeys {
         self.of("reserve-headroom-for-mppod")
     }
 
-    /// Label of a workload whose gate was removed: its UID. Headroom Pods must be where a Pod with it is.
+    /// Label of a workload whose gate was removed: its UID. Headroom Pods must be where a Pod with it is, and its Mountpoint Pods may
+    /// preempt them.
     pub fn headroom_for_workload(&self) -> String {
         self.of("headroom-for-workload")
     }

@@ -157,8 +157,11 @@ async fn c39_room_is_reserved_used_and_given_back() {
     world.set_pod_phase(&a, "pv", "Running").await;
     check(&world, &[]).await;
 
-    // What replaces a Mountpoint Pod later has no room to take.
+    // What replaces a Mountpoint Pod of a running workload does not preempt. One watch reports all workloads, in order: a controller that
+    // admits another one knows that this one runs.
     world.set_phase(&a, "Running").await;
+    let b = gated(&world, "b", &["pv"], &[]).await;
+    wait_for_admission(&world, &b).await;
     let pods = world.pod_api(&world.mountpoint_namespace);
     let name = serving.metadata.name.as_deref().unwrap();
     pods.delete(name, &DeleteParams::default().grace_period(0)).await.unwrap();
@@ -251,6 +254,21 @@ async fn c46_and_c47_the_gate_is_removed_when_every_claim_is_bound() {
     world.bind("late").await;
     wait_for_admission(&world, &a).await;
     check(&world, &[(&a, "bound"), (&a, "late"), (&b, "bound")]).await;
+}
+
+#[tokio::test]
+async fn a_mountpoint_pod_may_preempt_when_its_headroom_pod_was_evicted() {
+    let world = world("headroom-evicted").await;
+    let _controller = start(&world, &[]);
+    world.volume("pv").await;
+    let a = gated(&world, "a", &["pv"], &[]).await;
+    wait_for_admission(&world, &a).await;
+    let pods = world.pod_api(&world.mountpoint_namespace);
+    pods.delete(&name_of(&world, &a, "pv"), &DeleteParams::default().grace_period(0)).await.unwrap();
+    check(&world, &[]).await;
+    let serving = mountpoint_pod(&world, &a, "pv").await;
+    assert_eq!(class(&serving), Some(world.unique("preempting").as_str()));
+    check(&world, &[]).await;
 }
 
 #[tokio::test]
