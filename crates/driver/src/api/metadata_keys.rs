@@ -1,4 +1,5 @@
-//! Keys of labels and annotations on Mountpoint Pods, headroom Pods and workloads. All are prefixed with the driver's name, as those of earlier drivers.
+//! Keys of labels and annotations on Mountpoint Pods, headroom Pods and workloads. All are prefixed with the driver's name, as those of
+//! earlier drivers.
 
 /// The keys of one driver.
 #[derive(Clone, Debug, PartialEq, Eq)]

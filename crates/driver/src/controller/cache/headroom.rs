@@ -160,7 +160,7 @@ impl Cache {
             return;
         }
         if let Some(old) = self.headroom.pods.remove(name) {
-            // Enqueued while it is known to have one.
+            // The gate stays until the name is free for the next one.
             self.enqueue_headroom(&old.workload);
             self.headroom.by_workload.remove(&old.workload, name);
         }
