@@ -55,6 +55,9 @@ enum HeadroomError {
         #[source]
         cause: CallError,
     },
+
+    #[error("the workload was changed by another writer")]
+    LostRace,
 }
 
 impl HeadroomReconciler {
@@ -81,14 +84,26 @@ impl HeadroomReconciler {
             self.reconciler.status.headroom_waits(workload, notice);
         }
         for action in &decision.actions {
-            let Err(error) = self.apply(workload.as_ref(), action).await else { continue };
-            tracing::warn!(workload = %uid, error = %Chain(&error), "headroom not reconciled, retrying");
-            if let Some(workload) = workload.as_ref().filter(|it| it.headroom_gate == HeadroomGate::Present) {
-                self.reconciler.status.headroom_not_reserved(workload, Chain(&error).to_string());
+            if let Err(error) = self.apply(workload.as_ref(), action).await {
+                self.report(uid, workload.as_ref(), &error);
+                return ReconcileOutcome::Retry;
             }
-            return ReconcileOutcome::Retry;
         }
         ReconcileOutcome::Done { requeue_after: None }
+    }
+
+    fn report(&self, uid: &WorkloadUid, workload: Option<&Workload>, error: &HeadroomError) {
+        match error {
+            HeadroomError::LostRace => {
+                tracing::debug!(workload = %uid, error = %Chain(error), "lost a race, reconciling again");
+            }
+            error => {
+                tracing::warn!(workload = %uid, error = %Chain(error), "headroom not reconciled, retrying");
+                if let Some(workload) = workload.filter(|it| it.headroom_gate == HeadroomGate::Present) {
+                    self.reconciler.status.headroom_not_reserved(workload, Chain(error).to_string());
+                }
+            }
+        }
     }
 
     async fn apply(&self, workload: Option<&Workload>, action: &HeadroomAction) -> Result<(), HeadroomError> {
@@ -175,8 +190,9 @@ impl HeadroomReconciler {
                 }
                 Ok(())
             }
-            // It is gone, or another Pod has its name.
-            Err(cause) if cause.is_not_found() || cause.is_lost_race() => Ok(()),
+            Err(cause) if cause.is_not_found() => Ok(()),
+            // If another Pod has its name, the watch reports the end of this one.
+            Err(cause) if cause.is_lost_race() => Err(HeadroomError::LostRace),
             Err(cause) => Err(HeadroomError::RemoveGate { cause }),
         }
     }
