@@ -29,6 +29,9 @@ pub struct HeadroomReconciler {
 
 #[derive(Debug, thiserror::Error)]
 enum HeadroomError {
+    #[error("volume {persistent_volume} is gone")]
+    VolumeGone { persistent_volume: PvName },
+
     #[error("no Mountpoint Pod can be created for volume {persistent_volume}")]
     Shape {
         persistent_volume: PvName,
@@ -94,7 +97,7 @@ impl HeadroomReconciler {
 
     fn report(&self, uid: &WorkloadUid, workload: Option<&Workload>, error: &HeadroomError) {
         match error {
-            HeadroomError::LostRace => {
+            HeadroomError::VolumeGone { .. } | HeadroomError::LostRace => {
                 tracing::debug!(workload = %uid, error = %Chain(error), "lost a race, reconciling again");
             }
             error => {
@@ -127,8 +130,11 @@ impl HeadroomReconciler {
     async fn create(&self, workload: &Workload, name: &str, volume: &PvName) -> Result<(), HeadroomError> {
         let apply = &self.reconciler.apply;
         let facts = self.reconciler.cache.lock().volume(volume).cloned();
-        // If settings or volume are gone meanwhile, the next decision knows.
-        let (Some(settings), Some(facts)) = (&apply.settings.headroom, facts) else { return Ok(()) };
+        // The gate must not be removed without a headroom Pod, and the next decision knows what has changed. It is never made without
+        // settings.
+        let (Some(settings), Some(facts)) = (&apply.settings.headroom, facts) else {
+            return Err(HeadroomError::VolumeGone { persistent_volume: volume.clone() });
+        };
         let shape = PodShape::parse(&facts.attributes, &facts.mount_options)
             .map_err(|cause| HeadroomError::Shape { persistent_volume: volume.clone(), cause })?;
         let parameters = HeadroomParameters {
