@@ -317,20 +317,26 @@ async fn what_cannot_be_reserved_is_said_and_tried_again() {
 #[tokio::test]
 async fn nothing_is_left_of_a_feature_that_is_turned_off() {
     let world = world("headroom-off").await;
-    let on = start(&world, &[]);
+    let controller = start(&world, &[]);
     world.volume("pv").await;
-    world.create_claim("unbound").await;
     let a = gated(&world, "a", &["pv"], &[]).await;
     wait_for_admission(&world, &a).await;
     let gone = gated(&world, "gone", &["pv"], &[]).await;
     wait_for_admission(&world, &gone).await;
-    drop(on);
+    drop(controller);
     world.remove(&gone).await;
-    let on = start(&world, &[]);
+    let controller = start(&world, &[]);
     check(&world, &[(&a, "pv")]).await;
-    drop(on);
+    drop(controller);
+    let b = gated(&world, "b", &["pv"], &[]).await;
     let _off = world.start_controller(&["--leader-election=off"]);
     check(&world, &[]).await;
+    // It serves other workloads, and leaves the gate alone.
+    let plain = world.workload("plain", on("node", &["pv"])).await;
+    let name = world.pod_of(&plain, "pv");
+    let pods = world.pod_api(&world.mountpoint_namespace);
+    eventually("the Mountpoint Pod exists", async || pods.get_opt(&name).await.unwrap()).await;
+    assert_eq!(gates(&pod(&world, &b).await).len(), 1);
 }
 
 /// The life of a workload with a controller that dies after the first call of a kind.
