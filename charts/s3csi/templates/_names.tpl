@@ -138,10 +138,12 @@ value: {{ dig "value" (index . 1) $existing | int64 }}
 preemptionPolicy: {{ dig "preemptionPolicy" (index . 2) $existing }}
 {{- end -}}
 
-{{- /* "true" if the cluster has warm Mountpoint Pods, otherwise empty: the controller ends them. */ -}}
-{{- define "s3csi.hasWarmPods" -}}
-{{- range default list (lookup "v1" "Pod" .Values.mountpointPod.namespace "").items -}}
-{{- if hasKey (default dict .metadata.labels) (printf "%s/warm" $.Values.driverName) }}true{{ end -}}
+{{- /* "true" if the cluster has warm Mountpoint Pods or headroom Pods, otherwise empty: the controller ends them. */ -}}
+{{- define "s3csi.hasWarmOrHeadroomPods" -}}
+{{- range $pod := default list (lookup "v1" "Pod" .Values.mountpointPod.namespace "").items -}}
+{{- range $name := list "warm" "headroom-for-pod" -}}
+{{- if hasKey (default dict $pod.metadata.labels) (printf "%s/%s" $.Values.driverName $name) }}true{{ end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -159,7 +161,7 @@ preemptionPolicy: {{ dig "preemptionPolicy" (index . 2) $existing }}
 {{- define "s3csi.draining" -}}
 {{- if kindIs "invalid" .Values.draining -}}
 {{- $found := list -}}
-{{- if or (include "s3csi.hasAttachments" .) (include "s3csi.hasWarmPods" .) -}}{{- $found = append $found "pod" -}}{{- end -}}
+{{- if or (include "s3csi.hasAttachments" .) (include "s3csi.hasWarmOrHeadroomPods" .) -}}{{- $found = append $found "pod" -}}{{- end -}}
 {{- $since := include "s3csi.mounterDrainsSince" . -}}
 {{- if and $since (include "s3csi.hasWorkloadsBefore" (list . $since)) -}}{{- $found = append $found "daemon" -}}{{- end -}}
 {{- $_ := set .Values "draining" $found -}}

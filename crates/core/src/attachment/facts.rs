@@ -29,11 +29,13 @@ pub struct Workload {
     pub headroom_gate: HeadroomGate,
 }
 
-/// Whether a workload has the scheduling gate with which it asks for room for its Mountpoint Pods. The scheduler ignores Pods with
-/// gates.
+/// The scheduling gate with which a workload asks for room for its Mountpoint Pods. The scheduler ignores Pods with gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadroomGate {
     Present,
+    /// It was removed when headroom Pods had been created, as a label says that stays for the life of the workload.
+    Removed,
+    /// There was none, or it was removed because the workload has no volume of ours.
     Absent,
 }
 

@@ -1,4 +1,5 @@
-//! Keys of labels and annotations on Mountpoint Pods, headroom Pods and workloads. All are prefixed with the driver's name, as those of earlier drivers.
+//! Keys of labels and annotations on Mountpoint Pods, headroom Pods and workloads. All are prefixed with the driver's name, as those of
+//! earlier drivers.
 
 /// The keys of one driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +66,8 @@ impl MetadataKeys {
         self.of("reserve-headroom-for-mppod")
     }
 
-    /// Label of a workload whose gate was removed: its UID. Headroom Pods must be where a Pod with it is.
+    /// Label of a workload whose gate was removed: its UID. Headroom Pods must be where a Pod with it is, and its Mountpoint Pods may
+    /// preempt them.
     pub fn headroom_for_workload(&self) -> String {
         self.of("headroom-for-workload")
     }

@@ -276,7 +276,7 @@ impl Apply {
             }
             node.map(|it| it.uid)
         };
-        let has_headroom = cache.lock().has_headroom(workload, &key.persistent_volume);
+        let has_headroom = cache.lock().has_headroom(workload);
         let parameters = PodParameters {
             name,
             source,

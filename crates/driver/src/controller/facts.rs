@@ -88,17 +88,20 @@ pub fn workload(driver: &str, pod: &Pod) -> Option<Workload> {
         has_dead_mount: mounted.is_some_and(|it| it.status == "False"),
         fs_group: spec.security_context.as_ref().and_then(|it| it.fs_group),
         claims,
-        headroom_gate: headroom_gate(driver, spec),
+        headroom_gate: headroom_gate(driver, metadata, spec),
     })
 }
 
-fn headroom_gate(driver: &str, spec: &PodSpec) -> HeadroomGate {
-    let mut gates = spec.scheduling_gates.iter().flatten().peekable();
-    if gates.peek().is_none() {
-        return HeadroomGate::Absent;
+fn headroom_gate(driver: &str, metadata: &ObjectMeta, spec: &PodSpec) -> HeadroomGate {
+    let keys = MetadataKeys::new(driver);
+    let ours = keys.headroom_gate();
+    if spec.scheduling_gates.iter().flatten().any(|it| it.name == ours) {
+        return HeadroomGate::Present;
     }
-    let ours = MetadataKeys::new(driver).headroom_gate();
-    if gates.any(|it| it.name == ours) { HeadroomGate::Present } else { HeadroomGate::Absent }
+    let label = metadata.labels.as_ref().and_then(|it| it.get(&keys.headroom_for_workload()));
+    // A label that was copied from another Pod says nothing.
+    let is_own = label.is_some_and(|it| Some(it) == metadata.uid.as_ref());
+    if is_own { HeadroomGate::Removed } else { HeadroomGate::Absent }
 }
 
 /// `None` for other Pods in the namespace.

@@ -29,6 +29,9 @@ pub struct HeadroomReconciler {
 
 #[derive(Debug, thiserror::Error)]
 enum HeadroomError {
+    #[error("volume {persistent_volume} is gone")]
+    VolumeGone { persistent_volume: PvName },
+
     #[error("no Mountpoint Pod can be created for volume {persistent_volume}")]
     Shape {
         persistent_volume: PvName,
@@ -55,6 +58,9 @@ enum HeadroomError {
         #[source]
         cause: CallError,
     },
+
+    #[error("the workload was changed by another writer")]
+    LostRace,
 }
 
 impl HeadroomReconciler {
@@ -81,14 +87,26 @@ impl HeadroomReconciler {
             self.reconciler.status.headroom_waits(workload, notice);
         }
         for action in &decision.actions {
-            let Err(error) = self.apply(workload.as_ref(), action).await else { continue };
-            tracing::warn!(workload = %uid, error = %Chain(&error), "headroom not reconciled, retrying");
-            if let Some(workload) = workload.as_ref().filter(|it| it.headroom_gate == HeadroomGate::Present) {
-                self.reconciler.status.headroom_not_reserved(workload, Chain(&error).to_string());
+            if let Err(error) = self.apply(workload.as_ref(), action).await {
+                self.report(uid, workload.as_ref(), &error);
+                return ReconcileOutcome::Retry;
             }
-            return ReconcileOutcome::Retry;
         }
         ReconcileOutcome::Done { requeue_after: None }
+    }
+
+    fn report(&self, uid: &WorkloadUid, workload: Option<&Workload>, error: &HeadroomError) {
+        match error {
+            HeadroomError::VolumeGone { .. } | HeadroomError::LostRace => {
+                tracing::debug!(workload = %uid, error = %Chain(error), "lost a race, reconciling again");
+            }
+            error => {
+                tracing::warn!(workload = %uid, error = %Chain(error), "headroom not reconciled, retrying");
+                if let Some(workload) = workload.filter(|it| it.headroom_gate == HeadroomGate::Present) {
+                    self.reconciler.status.headroom_not_reserved(workload, Chain(error).to_string());
+                }
+            }
+        }
     }
 
     async fn apply(&self, workload: Option<&Workload>, action: &HeadroomAction) -> Result<(), HeadroomError> {
@@ -112,8 +130,11 @@ impl HeadroomReconciler {
     async fn create(&self, workload: &Workload, name: &str, volume: &PvName) -> Result<(), HeadroomError> {
         let apply = &self.reconciler.apply;
         let facts = self.reconciler.cache.lock().volume(volume).cloned();
-        // If settings or volume are gone meanwhile, the next decision knows.
-        let (Some(settings), Some(facts)) = (&apply.settings.headroom, facts) else { return Ok(()) };
+        // The gate must not be removed without a headroom Pod, and the next decision knows what has changed. It is never made without
+        // settings.
+        let (Some(settings), Some(facts)) = (&apply.settings.headroom, facts) else {
+            return Err(HeadroomError::VolumeGone { persistent_volume: volume.clone() });
+        };
         let shape = PodShape::parse(&facts.attributes, &facts.mount_options)
             .map_err(|cause| HeadroomError::Shape { persistent_volume: volume.clone(), cause })?;
         let parameters = HeadroomParameters {
@@ -175,8 +196,9 @@ impl HeadroomReconciler {
                 }
                 Ok(())
             }
-            // It is gone, or another Pod has its name.
-            Err(cause) if cause.is_not_found() || cause.is_lost_race() => Ok(()),
+            Err(cause) if cause.is_not_found() => Ok(()),
+            // If another Pod has its name, the watch reports the end of this one.
+            Err(cause) if cause.is_lost_race() => Err(HeadroomError::LostRace),
             Err(cause) => Err(HeadroomError::RemoveGate { cause }),
         }
     }

@@ -75,11 +75,11 @@ pub struct PodParameters<'a> {
     pub room: Room,
 }
 
-/// Whether a headroom Pod holds the room of a Mountpoint Pod.
+/// Whether the workload of a Mountpoint Pod waits for it and got headroom Pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
     NotReserved,
-    /// It may preempt Pods of lower priority; the headroom Pod has the lowest.
+    /// It may preempt Pods of lower priority; headroom Pods have the lowest.
     Reserved,
 }
 

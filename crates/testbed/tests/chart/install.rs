@@ -8,6 +8,7 @@ use std::process::Command;
 use s3csi_testbed::chart::write_earlier_chart;
 use s3csi_testbed::cluster::ControlPlane;
 use s3csi_testbed::environment::workspace;
+use s3csi_testbed::wait::wait_for;
 use serde_json::{Value, json};
 
 use crate::chart::{self, NAMESPACE, RELEASE, directory, documents, helm, read};
@@ -134,6 +135,7 @@ fn what_serves_running_workloads_outlives_a_change_of_the_strategy() {
     assert_eq!(draining("deployment", "s3-csi-controller").unwrap(), "pod");
     assert!(cluster.get("priorityclass", "mount-s3-critical").is_object(), "for Mountpoint Pods that are replaced");
     cluster.control_plane.kubectl(&["delete", "s3pa", "used"]).unwrap();
+    check_pods_that_the_controller_ends(&cluster);
     change("daemon").unwrap();
     assert_eq!(cluster.get("deployment", "s3-csi-controller"), Value::Null);
     assert_eq!(draining("daemonset", "s3-csi-node"), None);
@@ -169,6 +171,22 @@ fn what_serves_running_workloads_outlives_a_change_of_the_strategy() {
     change("systemd").unwrap();
     assert_eq!(mounter(), Value::Null);
     assert_eq!(draining("daemonset", "s3-csi-node"), None);
+}
+
+/// Warm and headroom Pods have no attachment; no other part ends them.
+fn check_pods_that_the_controller_ends(cluster: &Cluster) {
+    for pod in ["warm", "headroom"] {
+        let before = ["--reuse-values", "--set", "strategy=pod,mountpointPod.reserveHeadroom=true"];
+        cluster.our_chart("upgrade", &before).unwrap();
+        let object = read(&format!("crates/driver/tests/mountpoint_pod/{pod}.yaml"));
+        // The API server may learn of the new priority class a moment later.
+        wait_for("the Pod is accepted", || cluster.control_plane.apply(&object).is_ok());
+        cluster.our_chart("upgrade", &["--reuse-values", "--set", "strategy=systemd"]).unwrap();
+        let controller = cluster.get("deployment", "s3-csi-controller");
+        let mut arguments = chart::elements(&controller["spec"]["template"]["spec"]["containers"][0]["args"]);
+        assert!(arguments.any(|it| it == "--draining=pod"), "{pod}");
+        cluster.control_plane.kubectl(&["delete", "pods", "--all", "--namespace", "mount-s3", "--force"]).unwrap();
+    }
 }
 
 #[test]
@@ -272,7 +290,7 @@ fn volumes_of_a_namespace_use_only_the_buckets_that_are_allowed() {
     };
     // The API server compiles a new policy within seconds.
     let mut attempt = 0;
-    s3csi_testbed::wait::wait_for("the policy is effective", || {
+    wait_for("the policy is effective", || {
         attempt += 1;
         create(&format!("wrong-{attempt}"), Some("team-a"), "payroll", "driver").is_err()
     });
@@ -296,7 +314,7 @@ fn volumes_of_a_namespace_use_only_the_buckets_that_are_allowed() {
     // A volume that names no Secret may use the driver's keys now.
     let fallback = "legacy.secretFallsBackToDriver=[\"team-b\"]";
     cluster.our_chart("upgrade", &[&arguments[..], &[allowed, "--set-json", fallback]].concat()).unwrap();
-    s3csi_testbed::wait::wait_for("the changed policy is effective", || {
+    wait_for("the changed policy is effective", || {
         attempt += 1;
         create(&format!("no-secret-{attempt}"), Some("team-b"), "payroll", "secret").is_err()
     });

@@ -17,6 +17,9 @@ const REQUEST: u64 = 500;
 /// What is left of a full node.
 const LEFT: u64 = 100;
 
+/// A Deployment, and the label of its Pod.
+const FILLER: &str = "room-filler";
+
 fn install() {
     let authority = authority(&CLUSTER);
     let mut arguments = settings(&authority);
@@ -42,7 +45,7 @@ fn headroom_pods() -> Vec<Value> {
 }
 
 fn fillers() -> Vec<Value> {
-    objects("/api/v1/namespaces/default/pods?labelSelector=app=room-filler")
+    objects(&format!("/api/v1/namespaces/default/pods?labelSelector=app={FILLER}"))
 }
 
 /// Such as `250m` or `2`, in thousandths.
@@ -54,26 +57,43 @@ fn thousandths(quantity: &Value) -> u64 {
     }
 }
 
-/// What Pods of a node may still request.
-fn free_processor(place: ClusterHost) -> u64 {
-    let node = CLUSTER.get(&format!("/api/v1/nodes/{}", place.name())).unwrap();
-    let pods = objects(&format!("/api/v1/pods?fieldSelector=spec.nodeName={}", place.name()));
+/// What Pods request, in thousandths.
+fn requested_processor(pods: &[Value]) -> u64 {
     let is_living = |it: &&Value| it["status"]["phase"] != "Succeeded" && it["status"]["phase"] != "Failed";
     let containers = pods.iter().filter(is_living).flat_map(|it| it["spec"]["containers"].as_array().unwrap());
-    let requested: u64 = containers.map(|it| thousandths(&it["resources"]["requests"]["cpu"])).sum();
-    thousandths(&node["status"]["allocatable"]["cpu"]) - requested
+    containers.map(|it| thousandths(&it["resources"]["requests"]["cpu"])).sum()
 }
 
-/// A Deployment takes all but a little of a node.
+/// Takes all but a little of a node, so that no Mountpoint Pod has room.
 fn fill(place: ClusterHost) {
-    let request = free_processor(place) - LEFT;
-    let filler = json!({
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": "room-filler", "namespace": "default" },
+    let node = CLUSTER.get(&format!("/api/v1/nodes/{}", place.name())).unwrap();
+    let allocatable = thousandths(&node["status"]["allocatable"]["cpu"]);
+    let is_filler = |it: &Value| it["metadata"]["labels"]["app"] == FILLER;
+    let is_running = |it: &Value| it["status"]["phase"] == "Running" && it["metadata"]["deletionTimestamp"].is_null();
+    eventually("the node is full", || {
+        let pods = objects(&format!("/api/v1/pods?fieldSelector=spec.nodeName={}", place.name()));
+        let (fillers, others): (Vec<Value>, Vec<Value>) = pods.into_iter().partition(is_filler);
+        let room = allocatable - requested_processor(&others);
+        let is_full = room.saturating_sub(requested_processor(&fillers)) < REQUEST;
+        if is_full && matches!(fillers.as_slice(), [it] if is_running(it)) {
+            return true;
+        }
+        // Again when Pods of other tests have come or ended meanwhile.
+        CLUSTER.apply(&filler(place, room - LEFT).to_string()).unwrap();
+        false
+    });
+}
+
+fn filler(place: ClusterHost, request: u64) -> Value {
+    json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": { "name": FILLER, "namespace": "default" },
         "spec": {
             "replicas": 1,
-            "selector": { "matchLabels": { "app": "room-filler" } },
+            // With another request the next Pod would wait for the room of this one.
+            "strategy": { "type": "Recreate" },
+            "selector": { "matchLabels": { "app": FILLER } },
             "template": {
-                "metadata": { "labels": { "app": "room-filler" } },
+                "metadata": { "labels": { "app": FILLER } },
                 "spec": {
                     "terminationGracePeriodSeconds": 1,
                     "nodeSelector": { "kubernetes.io/hostname": place.name() },
@@ -84,10 +104,7 @@ fn fill(place: ClusterHost) {
                 },
             },
         },
-    });
-    CLUSTER.apply(&filler.to_string()).unwrap();
-    eventually("the node is full", || fillers().iter().any(|it| it["status"]["phase"] == "Running"));
-    assert_eq!(free_processor(place), LEFT);
+    })
 }
 
 #[test]
@@ -139,7 +156,7 @@ fn a_workload_on_a_full_node_runs_if_room_was_reserved_for_it() {
     assert_eq!((&still["metadata"]["uid"], &still["metadata"]["deletionTimestamp"]), (&filler, &Value::Null));
     assert_eq!(pod("room-waiting")["status"]["phase"], "Pending");
 
-    CLUSTER.kubectl(&["delete", "deployment", "room-filler"]).unwrap();
+    CLUSTER.kubectl(&["delete", "deployment", FILLER]).unwrap();
     waiting.wait_until_it_runs();
     check_rights();
     delete_pods(&[&gated, &waiting]);

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::examples::{read, yaml_blocks};
 use crate::world::{
-    CLUSTER, NODE, PATIENCE, Volume, Workload, engines_of, eventually, is_registered, objects, wait_for_pod,
+    CLUSTER, NODE, PATIENCE, Volume, Workload, engines_of, eventually, in_peace, is_registered, objects, wait_for_pod,
     wait_for_rollout,
 };
 
@@ -79,6 +79,7 @@ fn install(strategy: &str) {
         settings.push("mountpointPod.priorityClassName=mount-identity-critical".to_owned());
     }
     let arguments: Vec<&str> = settings.iter().flat_map(|it| ["--set", it]).collect();
+    let _peace = in_peace();
     CLUSTER.install_driver(&format!("{strategy}-identity"), &driver(strategy), &arguments).unwrap();
     eventually("kubelet knows the driver", || is_registered(NODE, &driver(strategy)));
 }

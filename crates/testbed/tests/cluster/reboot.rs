@@ -10,9 +10,9 @@ use crate::world::{
 
 #[test]
 fn after_a_reboot_everything_is_mounted_again_and_nothing_of_before_is_left() {
-    let _alone = alone();
     let _daemon = install_daemon();
     install_systemd();
+    let _alone = alone();
     let strategies = [&POD, &SYSTEMD, &DAEMON];
     let names = strategies.map(|it| format!("reboot-{}", it.strategy));
     let workloads = names.each_ref().map(|it| Workload::new(it, it).on(OTHER_NODE));

@@ -9,7 +9,7 @@ use crate::restarts::restart_plugin;
 use crate::sub_paths::check_sub_paths;
 use crate::world::{
     CLUSTER, DRIVER, NAMESPACE, NODE, OTHER_NODE, Volume, Workload, alone, authority, delete_pods, engines_of, events,
-    eventually, is_registered, mounts, pod, settings,
+    eventually, in_peace, is_registered, mounts, pod, settings,
 };
 
 /// A strategy, as it is installed.
@@ -25,12 +25,14 @@ pub const SYSTEMD: Installed = Installed { strategy: "systemd", driver: "systemd
 
 pub const DAEMON: Installed = Installed { strategy: "daemon", driver: "daemon.s3csi.test", namespace: "s3-daemon" };
 
+/// Not for tests that hold the lock of [`alone`] and [`in_peace`].
 pub fn install_systemd() {
     static IS_INSTALLED: LazyLock<()> = LazyLock::new(|| install(&SYSTEMD));
     LazyLock::force(&IS_INSTALLED);
 }
 
-/// For one test at a time: some end the mounter, which all volumes of a node share.
+/// For one test at a time: some end the mounter, which all volumes of a node share. Not for tests that hold the lock of [`alone`] and
+/// [`in_peace`].
 pub fn install_daemon() -> MutexGuard<'static, ()> {
     static IS_INSTALLED: LazyLock<()> = LazyLock::new(|| install(&DAEMON));
     static IN_USE: Mutex<()> = Mutex::new(());
@@ -40,6 +42,7 @@ pub fn install_daemon() -> MutexGuard<'static, ()> {
 }
 
 fn install(Installed { strategy, driver, namespace, .. }: &Installed) {
+    let _peace = in_peace();
     let (strategy, authority) = (format!("strategy={strategy}"), authority(&CLUSTER));
     let mut arguments = settings(&authority);
     arguments.extend(["--set", &strategy]);

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::strategies::Installed;
 use crate::world::{
-    CLUSTER, NODE, OTHER_NODE, Volume, Workload, authority, eventually, is_registered, objects, settings,
+    CLUSTER, NODE, OTHER_NODE, Volume, Workload, authority, eventually, in_peace, is_registered, objects, settings,
 };
 
 const WARM: Installed = Installed { strategy: "pod", driver: "warm.s3csi.test", namespace: "s3-warm" };
@@ -30,6 +30,8 @@ fn running(label: &str) -> Vec<String> {
 
 #[test]
 fn the_first_pod_of_a_volume_is_served_by_a_warm_mountpoint_pod() {
+    // Warm Pods are on both nodes.
+    let _peace = in_peace();
     install("mountpointPod.warm=1");
     for place in [NODE, OTHER_NODE] {
         eventually("kubelet knows the driver", || is_registered(place, WARM.driver));

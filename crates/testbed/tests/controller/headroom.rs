@@ -157,8 +157,11 @@ async fn c39_room_is_reserved_used_and_given_back() {
     world.set_pod_phase(&a, "pv", "Running").await;
     check(&world, &[]).await;
 
-    // What replaces a Mountpoint Pod later has no room to take.
+    // What replaces a Mountpoint Pod of a running workload does not preempt. One watch reports all workloads, in order: a controller that
+    // admits another one knows that this one runs.
     world.set_phase(&a, "Running").await;
+    let b = gated(&world, "b", &["pv"], &[]).await;
+    wait_for_admission(&world, &b).await;
     let pods = world.pod_api(&world.mountpoint_namespace);
     let name = serving.metadata.name.as_deref().unwrap();
     pods.delete(name, &DeleteParams::default().grace_period(0)).await.unwrap();
@@ -254,6 +257,21 @@ async fn c46_and_c47_the_gate_is_removed_when_every_claim_is_bound() {
 }
 
 #[tokio::test]
+async fn a_mountpoint_pod_may_preempt_when_its_headroom_pod_was_evicted() {
+    let world = world("headroom-evicted").await;
+    let _controller = start(&world, &[]);
+    world.volume("pv").await;
+    let a = gated(&world, "a", &["pv"], &[]).await;
+    wait_for_admission(&world, &a).await;
+    let pods = world.pod_api(&world.mountpoint_namespace);
+    pods.delete(&name_of(&world, &a, "pv"), &DeleteParams::default().grace_period(0)).await.unwrap();
+    check(&world, &[]).await;
+    let serving = mountpoint_pod(&world, &a, "pv").await;
+    assert_eq!(class(&serving), Some(world.unique("preempting").as_str()));
+    check(&world, &[]).await;
+}
+
+#[tokio::test]
 async fn a_workload_that_shares_a_mountpoint_pod_gives_its_room_back() {
     let world = world("headroom-shared").await;
     let _controller = start(&world, &[]);
@@ -299,20 +317,26 @@ async fn what_cannot_be_reserved_is_said_and_tried_again() {
 #[tokio::test]
 async fn nothing_is_left_of_a_feature_that_is_turned_off() {
     let world = world("headroom-off").await;
-    let on = start(&world, &[]);
+    let controller = start(&world, &[]);
     world.volume("pv").await;
-    world.create_claim("unbound").await;
     let a = gated(&world, "a", &["pv"], &[]).await;
     wait_for_admission(&world, &a).await;
     let gone = gated(&world, "gone", &["pv"], &[]).await;
     wait_for_admission(&world, &gone).await;
-    drop(on);
+    drop(controller);
     world.remove(&gone).await;
-    let on = start(&world, &[]);
+    let controller = start(&world, &[]);
     check(&world, &[(&a, "pv")]).await;
-    drop(on);
+    drop(controller);
+    let b = gated(&world, "b", &["pv"], &[]).await;
     let _off = world.start_controller(&["--leader-election=off"]);
     check(&world, &[]).await;
+    // It serves other workloads, and leaves the gate alone.
+    let plain = world.workload("plain", on("node", &["pv"])).await;
+    let name = world.pod_of(&plain, "pv");
+    let pods = world.pod_api(&world.mountpoint_namespace);
+    eventually("the Mountpoint Pod exists", async || pods.get_opt(&name).await.unwrap()).await;
+    assert_eq!(gates(&pod(&world, &b).await).len(), 1);
 }
 
 /// The life of a workload with a controller that dies after the first call of a kind.

@@ -40,6 +40,16 @@ fn no_program_that_holds_keys_leaves_a_core_dump_or_can_be_inspected() {
     world.check_nothing_left();
 }
 
+/// The C library reads the variable before `main`, so the plugin starts itself once more with it.
+#[test]
+fn the_plugin_has_one_heap() {
+    let fixture = Fixture::new("service-heap");
+    let mut world = World::prepare(&fixture);
+    world.start_node();
+    let variables = fs::read_to_string(format!("/proc/{}/environ", world.node().pid())).unwrap();
+    assert!(variables.split('\0').any(|it| it == "MALLOC_ARENA_MAX=1"));
+}
+
 #[test]
 fn a_mounter_that_starts_before_the_node_plugin_waits_for_its_directory() {
     let fixture = Fixture::new("service-order");

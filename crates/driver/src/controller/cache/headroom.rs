@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use s3csi_core::attachment::{HeadroomGate, PodPhase, Workload, assignment, unscheduled_volumes};
-use s3csi_core::headroom::{HeadroomPod, HeadroomWorkload, ObservedHeadroom, Reservation, headroom_pod_name};
+use s3csi_core::headroom::{HeadroomPod, HeadroomWorkload, ObservedHeadroom, Reservation};
 use s3csi_core::{PvName, WorkloadUid, mountpoint_pod_name};
 
 use super::index::Index;
@@ -88,10 +88,11 @@ impl Cache {
         }
     }
 
-    /// Whether the Mountpoint Pod of this workload may take the room of a headroom Pod.
-    pub fn has_headroom(&self, workload: &WorkloadUid, volume: &PvName) -> bool {
-        let pod = self.headroom.pods.get(&headroom_pod_name(workload, volume));
-        pod.is_some_and(|it| !it.is_terminating && !it.phase.is_finished())
+    /// Whether the Mountpoint Pods of this workload may preempt. Its headroom Pods do not count: when one was preempted or evicted, the
+    /// Mountpoint Pod has to make room on a full node.
+    pub fn has_headroom(&self, workload: &WorkloadUid) -> bool {
+        let is_waiting = |it: &Workload| it.headroom_gate == HeadroomGate::Removed && it.phase == PodPhase::Pending;
+        self.headroom.reservation == Reservation::On && self.workloads.get(workload).is_some_and(is_waiting)
     }
 
     /// Every workload that has headroom Pods or may get some.
@@ -120,7 +121,7 @@ impl Cache {
 
     /// Without volumes and without our gate there is nothing to do for a Pod. It is not reported again once it has a node.
     pub(super) fn is_ungated_without_volumes(workload: &Workload) -> bool {
-        workload.claims.is_empty() && workload.node.is_none() && workload.headroom_gate == HeadroomGate::Absent
+        workload.claims.is_empty() && workload.node.is_none() && workload.headroom_gate != HeadroomGate::Present
     }
 
     fn headroom_pods(&self, uid: &WorkloadUid) -> impl Iterator<Item = &HeadroomPod> {
@@ -159,7 +160,7 @@ impl Cache {
             return;
         }
         if let Some(old) = self.headroom.pods.remove(name) {
-            // Enqueued while it is known to have one.
+            // The gate stays until the name is free for the next one.
             self.enqueue_headroom(&old.workload);
             self.headroom.by_workload.remove(&old.workload, name);
         }

@@ -355,7 +355,7 @@ async fn a_gated_workload_is_looked_at_when_its_volumes_become_known() {
     assert_eq!((observed.volumes, observed.unresolved), (["pv".parse().unwrap()].into(), BTreeMap::new()));
     assert_eq!(cache.headroom_workloads(), [uid("a")].into());
     // Ungated, nothing is left to do.
-    let admitted = Workload { headroom_gate: HeadroomGate::Absent, ..gated("a", &["c"]) };
+    let admitted = Workload { headroom_gate: HeadroomGate::Removed, ..gated("a", &["c"]) };
     cache.update_workloads(WatchUpdate::Changed(admitted), Instant::now());
     assert_eq!((enqueued(&queue).await, cache.headroom_workloads()), (Vec::new(), BTreeSet::new()));
 }
@@ -370,12 +370,28 @@ fn pods_without_volumes_and_gate_are_not_kept() {
     assert!(cache.workload(&uid("a")).is_none());
 }
 
+#[test]
+fn mountpoint_pods_may_preempt_until_their_workload_runs_also_when_headroom_was_evicted() {
+    let admitted = || Workload { headroom_gate: HeadroomGate::Removed, ..workload("a", "node", "c") };
+    let check = |reservation: Reservation, workload: Workload, expected: bool| {
+        let mut cache = cache().with_headroom(reservation, Arc::new(Queue::default()));
+        cache.update_own_pods(WatchUpdate::Listed(vec![OwnPod::Headroom(headroom_pod("a", "pv"))]));
+        cache.update_workloads(WatchUpdate::Changed(workload), Instant::now());
+        assert_eq!(cache.has_headroom(&uid("a")), expected);
+        cache.update_own_pods(WatchUpdate::Deleted(OwnPod::Headroom(headroom_pod("a", "pv"))));
+        assert_eq!(cache.has_headroom(&uid("a")), expected);
+    };
+    check(Reservation::On, admitted(), true);
+    check(Reservation::On, Workload { phase: PodPhase::Running, ..admitted() }, false);
+    check(Reservation::On, workload("a", "node", "c"), false);
+    check(Reservation::Off, admitted(), false);
+}
+
 #[tokio::test]
 async fn a_volume_is_served_when_its_mountpoint_pod_runs_or_is_that_of_another_workload() {
     let (mut cache, queue) = with_headroom();
     cache.update_own_pods(WatchUpdate::Listed(vec![OwnPod::Headroom(headroom_pod("a", "pv"))]));
     assert_eq!(enqueued(&queue).await, ["a"]);
-    assert!(cache.has_headroom(&uid("a"), &"pv".parse().unwrap()));
     cache.update_workloads(WatchUpdate::Changed(workload("a", "node", "c")), Instant::now());
     enqueued(&queue).await;
     let is_served = |cache: &Cache| !cache.observe_headroom(&uid("a")).workload.unwrap().served.is_empty();

@@ -1,7 +1,8 @@
 //! One cluster with the driver for all tests, and words for what tests say to it.
 //!
 //! Tests run side by side, with names of their own, and their workloads are on the first node. The second one is for those who restart,
-//! drain or crowd something; they do it [`alone`], so that tests that measure seconds [`in_peace`] are not disturbed.
+//! drain or crowd something; they do it [`alone`], so that tests that measure seconds [`in_peace`] are not disturbed. Drivers have Pods
+//! on both nodes, so they are installed [`in_peace`].
 
 mod look;
 mod steady;
