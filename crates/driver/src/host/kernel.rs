@@ -13,7 +13,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, StatxAttributes, StatxFlags, chmod, mkdir, open, openat, readlink, rmdir, statx,
+    AtFlags, CWD, FileType, Mode, OFlags, StatxAttributes, StatxFlags, chmod, mkdir, open, openat, readlink, rmdir,
+    statx,
 };
 use rustix::io::Errno;
 use rustix::mount::{

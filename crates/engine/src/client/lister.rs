@@ -51,7 +51,9 @@ impl Lister {
     /// Notes that our request failed, and that the library's did not.
     pub fn note_failed_alone(&self) {
         if self.failed_alone.fetch_add(1, Ordering::Relaxed) + 1 == MOST_FAILED_ALONE {
-            tracing::warn!("the store refuses our requests for listings, only the client library sends them from now on");
+            tracing::warn!(
+                "the store refuses our requests for listings, only the client library sends them from now on"
+            );
         }
     }
 
