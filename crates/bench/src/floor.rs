@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use rustix::io::Errno;
 use s3csi_driver::host::{Access, FuseOptions, Host as _, Kernel};
 use s3csi_handoff::read_ahead;
@@ -56,11 +56,22 @@ impl Floor {
         Ok(mounted)
     }
 
-    /// Reads the file from beginning to end.
-    pub fn read(&self) -> anyhow::Result<()> {
+    /// Reads the file from beginning to end. `check` gets each piece.
+    pub fn read(&self, check: impl Fn(&[u8]) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let mut file = File::open(self.at.join(FILE)).context("failed to open the floor's file")?;
         let mut chunk = vec![0; CHUNK_BYTES];
-        while file.read(&mut chunk).context("failed to read the floor's file")? > 0 {}
+        loop {
+            let count = file.read(&mut chunk).context("failed to read the floor's file")?;
+            if count == 0 {
+                return Ok(());
+            }
+            check(&chunk[..count])?;
+        }
+    }
+
+    /// Fails if a piece of the file is not what it should be.
+    pub fn check(piece: &[u8]) -> anyhow::Result<()> {
+        ensure!(ZEROS[..piece.len()] == *piece, "the floor's file has other bytes");
         Ok(())
     }
 

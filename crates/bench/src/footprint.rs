@@ -16,6 +16,8 @@ pub struct MemoryUsage {
     pub resident_kib: u64,
     /// Pages shared with other processes count in part only.
     pub proportional_kib: u64,
+    /// Part of it that the kernel cannot drop and read again from a file, as it can with a program's code.
+    pub anonymous_kib: u64,
     pub threads: u64,
 }
 
@@ -24,6 +26,7 @@ impl Sum for MemoryUsage {
         parts.fold(Self::default(), |sum, it| Self {
             resident_kib: sum.resident_kib + it.resident_kib,
             proportional_kib: sum.proportional_kib + it.proportional_kib,
+            anonymous_kib: sum.anonymous_kib + it.anonymous_kib,
             threads: sum.threads + it.threads,
         })
     }
@@ -42,6 +45,7 @@ pub fn memory(pid: Pid) -> anyhow::Result<MemoryUsage> {
     Ok(MemoryUsage {
         resident_kib: number(&maps, "Rss:")?,
         proportional_kib: number(&maps, "Pss:")?,
+        anonymous_kib: number(&maps, "Pss_Anon:")?,
         threads: number(&status, "Threads:")?,
     })
 }

@@ -210,7 +210,7 @@ impl Dataset<'_> {
             Measurement::ReadCached => {
                 let floor = self.floor(sizes, name)?;
                 let start = Instant::now();
-                floor.read()?;
+                floor.read(Floor::check)?;
                 let took = start.elapsed();
                 floor.unmount()?;
                 Ok(Some(mebibytes(sizes.big_bytes) / took.as_secs_f64()))
@@ -249,7 +249,7 @@ impl Dataset<'_> {
         let floor = self.floor(sizes, name)?;
         let start = Instant::now();
         std::thread::scope(|scope| {
-            let through_floor = scope.spawn(|| floor.read());
+            let through_floor = scope.spawn(|| floor.read(|_| Ok(())));
             client.read(BUCKET, BIG, sizes.big_bytes, |at, bytes| Ok(self.content.check_at(at, bytes)?))?;
             through_floor.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
         })?;

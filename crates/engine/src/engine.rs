@@ -18,8 +18,8 @@ use s3csi_handoff::core_dumps;
 
 use crate::cli::{Arguments, Environment};
 use crate::client::{
-    ClientUsage, Lister, MemoryBudget, MetadataCache, Moves, SmallFilePrefetch, StoreClient, StoreTimeout, Watchdog,
-    WatchdogLimits,
+    ClientUsage, Lister, MemoryBudget, MetadataCache, Moves, RemovedDirectories, SmallFilePrefetch, StoreClient,
+    StoreTimeout, Watchdog, WatchdogLimits,
 };
 use crate::connect::{self, BucketCheck, S3ClientError};
 use crate::front::{
@@ -185,6 +185,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
     let watchdog = start_watchdog(environment, connected.memory_target)?;
     let waiting = state.clone();
     let timeout = StoreTimeout::new(arguments.store_timeout, move || waiting.note_waiting());
+    let removed = Arc::new(RemovedDirectories::default());
     let client = StoreClient {
         inner: connected.client,
         usage: ClientUsage::Names,
@@ -198,6 +199,7 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         timeout: timeout.clone(),
         listing_check: Arc::default(),
         lister: Arc::new(Lister::new(raw.clone())),
+        removed: Arc::clone(&removed),
         runtime: runtime.clone(),
     };
 
@@ -243,7 +245,8 @@ pub fn run(arguments: &Arguments, environment: &Environment) -> Result<(), Engin
         ..front_config
     };
     let kept = cache_directory.as_ref().map(|it| KeptFiles::new(it.as_path_buf(), settings::kept_limit(arguments)));
-    let context = FrontContext { small_files, records, metablock, bucket, stage: directory, kept, metadata, timeout };
+    let context =
+        FrontContext { small_files, records, metablock, bucket, stage: directory, kept, metadata, removed, timeout };
     let front = Arc::new(Front::new(files, &state, front_config, context));
     let resending = if environment.test_hooks.is_resending_off { Resending::Never } else { Resending::IfPossible };
     let takeover = Takeover { state: &state, supervisor: supervisor.as_ref(), resumable: &*front, resending };

@@ -51,7 +51,8 @@ const MANY_EXPLANATION: &str = "\
 Many Pods on one node that are created at once: seconds until the container of the last one runs, and of half of them. Measured once.";
 
 const MEMORY_EXPLANATION: &str = "\
-Memory of one node in MiB. *Driver* is the container of the node plugin. *Sidecars* are node-driver-registrar and livenessprobe, which
+Memory of one node in MiB. *Driver* is the container of the node plugin; *anonymous* is the part of its PSS that is no page of the
+program's file, which the kernel may drop and read again. *Sidecars* are node-driver-registrar and livenessprobe, which
 our node plugin does not need; the module proxy does not have those of the CSI project, so a stand-in in Rust, of ours, runs in their
 place: its memory is not theirs. *Mounts* are all engines, and what starts and supervises them; no container's pause and no containerd-shim.";
 
@@ -288,6 +289,8 @@ impl Results {
             let (with, without) = (ours.node_plugin() / theirs.node_plugin(), ours.driver() / theirs.driver());
             add(&format!("{}: node plugin with sidecars, PSS", ours.name), MEMORY_LIMIT, Some(with));
             add(&format!("{}: driver without sidecars, PSS", ours.name), MEMORY_LIMIT, Some(without));
+            let anonymous = ours.driver_anonymous() / theirs.driver_anonymous();
+            add(&format!("{}: driver without sidecars, anonymous memory", ours.name), MEMORY_LIMIT, Some(anonymous));
         }
         verdicts
     }

@@ -46,7 +46,12 @@ impl NodeState {
         proportional(&self.driver)
     }
 
-    /// The same with the sidecars.
+    /// Of that what is no page of a file, in MiB.
+    pub fn driver_anonymous(&self) -> f64 {
+        mebibytes(self.driver.anonymous_kib << 10)
+    }
+
+    /// PSS of the driver with the sidecars.
     pub fn node_plugin(&self) -> f64 {
         self.driver() + proportional(&self.sidecars)
     }
@@ -58,6 +63,7 @@ pub fn memory_table(drivers: &[(&InstalledDriver, &Vec<NodeState>); 2]) -> Markd
         "MiB",
         "driver RSS",
         "PSS",
+        "anonymous",
         "sidecars RSS",
         "PSS",
         "mounts RSS",
@@ -70,9 +76,10 @@ pub fn memory_table(drivers: &[(&InstalledDriver, &Vec<NodeState>); 2]) -> Markd
         ours.iter().zip(*theirs).flat_map(|(ours, theirs)| [(our_driver, ours), (their_driver, theirs)])
     {
         let mut cells = vec![format!("{}, {}", state.name, driver.title)];
-        for part in [&state.driver, &state.sidecars, &state.mounts] {
-            cells.extend([figure(mebibytes(part.resident_kib << 10)), figure(proportional(part))]);
-        }
+        let both = |part: &MemoryUsage| [mebibytes(part.resident_kib << 10), proportional(part)].map(figure);
+        cells.extend(both(&state.driver));
+        cells.push(figure(state.driver_anonymous()));
+        cells.extend([&state.sidecars, &state.mounts].into_iter().flat_map(both));
         cells.push(state.mount_processes.to_string());
         cells.push(figure(state.node_plugin() + proportional(&state.mounts)));
         table.add(cells);

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::allocator::ensure_one_heap;
 use super::headroom::HeadroomArgs;
 use super::kubernetes::KubernetesArgs;
 use super::log::LogArgs;
@@ -204,6 +205,9 @@ impl ControllerArgs {
             stop_after,
         } = self;
         log.start();
+        if let Err(error) = ensure_one_heap() {
+            tracing::warn!(%error, "each thread may keep a heap of its own");
+        }
         let new_workloads = if strategy == Strategy::Pod { NewWorkloads::Attached } else { NewWorkloads::LeftAlone };
         let gives_pods = strategy == Strategy::Pod || draining.contains(&Strategy::Pod);
         check_purpose(gives_pods, &provisioning, &mountpoint_image)?;

@@ -14,6 +14,7 @@ mod moves;
 mod next_pages;
 mod pages;
 mod raw;
+mod removed_directories;
 mod siblings;
 mod small_files;
 mod store_timeout;
@@ -48,6 +49,7 @@ pub use listings::Listings;
 pub use metadata::{MetadataCache, ObjectHeaders, UserMetadata};
 pub use moves::{Moves, copy_verified, encoded};
 pub use raw::{RawClient, RawConfig, RawError, RawRequest, RawResponse, Signing};
+pub use removed_directories::RemovedDirectories;
 pub use small_files::{Fetch, SmallFilePrefetch};
 pub use store_timeout::StoreTimeout;
 pub use upload::{Upload, single_params};
@@ -93,6 +95,7 @@ pub struct StoreClient<C> {
     pub timeout: StoreTimeout,
     pub listing_check: Arc<ListingCheck>,
     pub lister: Arc<Lister>,
+    pub removed: Arc<RemovedDirectories>,
     /// Works on requests that nothing waits for yet.
     pub runtime: Runtime,
 }
@@ -270,6 +273,9 @@ where
         let is_first = continuation_token.is_none() && delimiter == "/" && prefix.ends_with('/');
         // This is how the file system looks for a directory.
         if is_first && max_keys == 1 {
+            if self.removed.contains(prefix) {
+                return Ok(values::nothing_listed());
+            }
             let ask = async {
                 if self.is_only_a_file(bucket, prefix).await {
                     return Ok(values::nothing_listed());
@@ -319,6 +325,9 @@ where
         params: &HeadObjectParams,
     ) -> Answer<HeadObjectResult, HeadObjectError, C> {
         let absent = || Err(ObjectClientError::ServiceError(HeadObjectError::NotFound));
+        if self.usage == ClientUsage::Names && self.removed.contains(key) {
+            return absent();
+        }
         let mut took = None;
         let ask = async {
             // A directory hides an object of the same name.

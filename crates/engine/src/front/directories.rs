@@ -75,14 +75,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if !keys.is_empty() {
             self.bucket.delete(&marker)?;
         }
-        self.forget_directory(node, inode, name);
+        self.forget_directory(&marker, node, inode, name);
         self.table.unlinked(parent, name.as_bytes());
         self.emptied.note(parent);
         Ok(())
     }
 
     /// The superblock removes directories that it made itself; others it forgets when it finds that they are gone.
-    fn forget_directory(&self, node: u64, parent_inode: u64, name: &OsStr) {
+    fn forget_directory(&self, marker: &str, node: u64, parent_inode: u64, name: &OsStr) {
+        let _removed = self.removed.note(marker);
         let removed = block_on(self.files.rmdir(parent_inode, name));
         if removed.is_err()
             && let Ok(inode) = self.inode(node)

@@ -53,7 +53,7 @@ use resume::{Delivery, Resuming};
 use staged::StagedFiles;
 use table::{EntryInfo, InodeReferences, Table, TableError};
 
-use crate::client::{MetadataCache, SmallFilePrefetch, StoreTimeout};
+use crate::client::{MetadataCache, RemovedDirectories, SmallFilePrefetch, StoreTimeout};
 use crate::session::Resumable;
 use crate::state::{InFlight, RequestClass, SlotKind, State};
 
@@ -89,6 +89,7 @@ pub struct Front<C: ObjectClient + Clone + Send + Sync + 'static> {
     staged: StagedFiles,
     emptied: Emptied,
     metadata: Arc<MetadataCache>,
+    removed: Arc<RemovedDirectories>,
     timeout: StoreTimeout,
     /// The kernel has seen a file with a set-user-ID or set-group-ID bit.
     has_set_ids: AtomicBool,
@@ -104,6 +105,7 @@ pub struct FrontContext<C> {
     /// Where what was read is kept; otherwise the staging directory takes what is read at random, while files are open.
     pub kept: Option<KeptFiles>,
     pub metadata: Arc<MetadataCache>,
+    pub removed: Arc<RemovedDirectories>,
     pub timeout: StoreTimeout,
 }
 
@@ -170,6 +172,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             staged: StagedFiles::new(directory),
             emptied: Emptied::default(),
             metadata: context.metadata,
+            removed: context.removed,
             timeout: context.timeout,
             has_set_ids: AtomicBool::new(false),
         }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use s3csi_s3_server::{Config, Effect, Fault, S3Operation, S3Server};
@@ -123,6 +124,28 @@ fn a_directory_that_is_listed_after_others_costs_one_request() {
     assert!(fs::metadata(mount.path("tree/hidden")).unwrap().is_dir());
     fs::write(mount.path("tree/7/new"), "new").unwrap();
     assert!(walk(&mount.path("tree")).contains(&mount.path("tree/7/new")));
+    mount.unmount();
+}
+
+#[test]
+fn a_directory_that_is_removed_after_others_costs_one_request_more() {
+    let world = distant("removed-tree");
+    for name in 0..FILES {
+        for file in 0..3 {
+            world.put(&format!("tree/{name}/{file}"), b"content");
+        }
+    }
+    let mount = world.mount();
+    world.store.forget_requests();
+    let removed = Command::new("rm").arg("-r").arg(mount.path("tree")).output().unwrap();
+    assert!(removed.status.success(), "{removed:?}");
+    let [heads, lists] = looks(&world);
+    assert_eq!(world.store.count(S3Operation::DeleteObject), 3 * FILES);
+    // The first file of each directory is looked at: does it have metadata? Its names are listed, and once more when it is empty.
+    assert!(heads < FILES * 3 / 2 && lists < FILES * 5 / 2, "{heads} looks at objects, {lists} lists for {FILES} directories");
+    assert_eq!(fs::read_dir(mount.path("")).unwrap().count(), 1);
+    world.put("tree/7", b"a file");
+    assert_eq!(fs::read(mount.path("tree/7")).unwrap(), b"a file");
     mount.unmount();
 }
 
