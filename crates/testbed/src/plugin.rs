@@ -9,7 +9,7 @@ use crate::environment::{self, MissingProgram};
 use crate::fixture::Fixture;
 use crate::kubelet::Kubelet;
 use crate::process::{Process, ProcessError, command};
-use crate::wait::wait_for;
+use crate::wait::wait_for_start;
 use s3csi_s3_server::store::{Account, Store};
 
 /// The user the mounter runs as, as in its Pod.
@@ -174,7 +174,7 @@ impl<'a> Plugin<'a> {
         command.args(arguments);
         let process = self.fixture.start("mounter", &mut command).map_err(PluginError::Start)?;
         let socket = self.mounter_directory().join("mount.sock");
-        wait_for("the mounter listens", || {
+        wait_for_start("the mounter listens", || {
             assert!(process.is_running(), "the mounter ended: {process}");
             std::os::unix::net::UnixStream::connect(&socket).is_ok()
         });
@@ -200,7 +200,7 @@ impl<'a> Plugin<'a> {
         command.uid(MOUNTER_USER).gid(MOUNTER_USER).current_dir(&directory);
         command.arg("--directory").arg(&directory).arg("--engine").arg(engine).args(arguments);
         let process = self.fixture.start("mountpoint-pod", &mut command).map_err(PluginError::Start)?;
-        wait_for("the mounter of the Mountpoint Pod listens", || {
+        wait_for_start("the mounter of the Mountpoint Pod listens", || {
             assert!(process.is_running(), "the mounter ended: {process}");
             process.log_contains("mounter is listening")
         });
@@ -258,7 +258,7 @@ impl<'a> Plugin<'a> {
         // It registers last, once everything else answers.
         let is_registering = !arguments.contains(&"off");
         let socket = if is_registering { self.registration_socket() } else { self.csi_socket() };
-        wait_for("the node plugin listens", || {
+        wait_for_start("the node plugin listens", || {
             assert!(process.is_running(), "the node plugin ended: {process}");
             std::os::unix::net::UnixStream::connect(&socket).is_ok()
         });

@@ -49,7 +49,17 @@ pub fn wait_for(what: &str, condition: impl FnMut() -> bool) {
     assert!(wait_until(Instant::now() + SOON, condition), "waited {SOON:?} in vain: {what}");
 }
 
-/// The same for async tests.
+/// A process that is started while this one has a file open whose store is silent, say in another test: execve(2) closes the copy of
+/// that file, and waits for its engine.
+const STARTED: Duration = Duration::from_mins(4);
+
+/// The same for what a process does first that was just started.
+#[track_caller]
+pub fn wait_for_start(what: &str, condition: impl FnMut() -> bool) {
+    assert!(wait_until(Instant::now() + STARTED, condition), "waited {STARTED:?} in vain: {what}");
+}
+
+/// As `wait_for`, for async tests.
 pub async fn wait_for_async(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + SOON;
     while !condition() {

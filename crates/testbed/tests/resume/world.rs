@@ -17,7 +17,7 @@ use s3csi_testbed::environment::product;
 use s3csi_testbed::fixture::Fixture;
 use s3csi_testbed::process::{Process, command};
 use s3csi_testbed::processes;
-use s3csi_testbed::wait::{SOON, wait_for, wait_for_some, wait_until};
+use s3csi_testbed::wait::{SOON, wait_for, wait_for_some, wait_for_start, wait_until};
 
 pub use s3csi_testbed::noise::noise;
 
@@ -78,7 +78,7 @@ impl<'a> World<'a> {
         command.arg("--cache-dir").arg(self.fixture.create_directory("cache"));
         let mounter = self.fixture.start("mounter", &mut command).unwrap();
         let socket = place.join("mount.sock");
-        wait_for("the mounter listens", || UnixStream::connect(&socket).is_ok());
+        wait_for_start("the mounter listens", || UnixStream::connect(&socket).is_ok());
 
         let fuse = Kernel::default()
             .mount_fuse(&directory, &FuseOptions { access: Access::ReadWrite, allow_other: true })
