@@ -7,9 +7,12 @@ use fuser::{FileAttr, FileType};
 use futures::executor::block_on;
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_fs::fs::{DirectoryEntry, DirectoryReplier, ToErrno};
+use parking_lot::Mutex;
 
 use super::staged::CopyAttributes;
+use super::table::ListedNode;
 use super::{Front, FsResult, found};
+use crate::state::SlotKind;
 
 /// Whether a listing only names its entries, or also hands the kernel references to them.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -33,11 +36,15 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         if has_to_skip {
             block_on(self.files.readdir(handle.inode, handle.inner, 0, Skip { to: offset }))?;
         }
-        let reply = Reply { front: self, directory: node, detail, drops: self.staged.drops(), add };
+        let unbound = Mutex::default();
+        let reply = Reply { front: self, directory: node, detail, drops: self.staged.drops(), unbound: &unbound, add };
         let listed = match detail {
             Detail::Names => block_on(self.files.readdir(handle.inode, handle.inner, offset, reply)),
             Detail::Entries => block_on(self.files.readdirplus(handle.inode, handle.inner, offset, reply)),
         };
+        for UnboundEntry { node, inode, kind } in unbound.into_inner() {
+            self.give_back(self.table.bind_listed(node, inode, kind).into_iter().collect());
+        }
         match listed {
             // The directory has become shorter than what the kernel has seen of it: this is its end.
             Err(error) if has_to_skip && error.to_errno() == libc::EINVAL => Ok(()),
@@ -57,12 +64,20 @@ impl DirectoryReplier for Skip {
     }
 }
 
+/// A node of a previous engine in a reply.
+struct UnboundEntry {
+    node: u64,
+    inode: u64,
+    kind: SlotKind,
+}
+
 struct Reply<'a, C: ObjectClient + Clone + Send + Sync + 'static, A> {
     front: &'a Front<C>,
     directory: u64,
     detail: Detail,
     /// How many copies of files were dropped before.
     drops: u64,
+    unbound: &'a Mutex<Vec<UnboundEntry>>,
     add: A,
 }
 
@@ -83,10 +98,11 @@ where
             return (self.add)(&with_id(entry, id));
         }
         let found = found(&FileAttr { ino: entry.ino, ..entry.attr }, 0);
-        let Ok(id) = table.entry(self.directory, entry.name.as_bytes(), found) else {
+        let Ok(node) = table.list(self.directory, entry.name.as_bytes(), found) else {
             // The table is full. The reply ends here, as if its buffer was; the next one will be empty.
             return true;
         };
+        let (id, inode, kind) = (node.id(), found.inode, found.kind);
         let listed = self.front.with_listed_metadata(id, entry.attr);
         let found = self.front.staged.attributes_since(self.drops, id, listed);
         let (attr, is_outdated) = (found.attr(), matches!(found, CopyAttributes::Outdated(_)));
@@ -97,7 +113,9 @@ where
         let is_full = (self.add)(&with_id(DirectoryEntry { attr, ttl, ..entry }, id));
         if is_full {
             // The entry is not in the reply. `S3Filesystem` drops its own reference when the reply is full.
-            self.front.give_back(table.withdraw(id));
+            self.front.give_back(table.unlist(node));
+        } else if let ListedNode::Unbound(node) = node {
+            self.unbound.lock().push(UnboundEntry { node, inode, kind });
         }
         is_full
     }

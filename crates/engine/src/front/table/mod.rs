@@ -15,6 +15,7 @@
 
 mod dirty;
 mod handles;
+mod listed;
 mod load;
 mod metadata;
 mod pages;
@@ -31,6 +32,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use parking_lot::{Mutex, MutexGuard};
 
 pub use self::handles::NewHandle;
+pub use self::listed::ListedNode;
 pub use self::pages::{KernelPages, PageVersion};
 use crate::state::{MOST_SLOTS, NEW, ORPHANED, Slot, SlotKind, State};
 
@@ -148,9 +150,7 @@ impl Table {
             None => self.add_node(&mut index, parent, name, found)?,
         };
         let slot = self.slot(number)?;
-        slot.count.fetch_add(1, Release);
-        slot.size.store(found.size, Relaxed);
-        slot.stamp.store(found.stamp, Relaxed);
+        listed::count_reference(slot, found);
         if let Some(node) = index.nodes.get_mut(&number) {
             node.inode_references += 1;
         }
