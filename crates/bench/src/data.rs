@@ -349,9 +349,10 @@ impl Results {
         for (test, what) in
             [(Measurement::CreateSmall, "create small files"), (Measurement::ReadSmall, "read small files")]
         {
-            verdicts.add(
+            verdicts.add_limited(
                 &format!("{what} {}: ahead of every peer", delayed.title()),
                 S3FileSystem::OURS.map(|it| self.advantage(delayed, test, it)),
+                self.advantage_of_limit(delayed, test),
                 |it| 1.0 < it,
             );
             for network in Network::ALL {

@@ -13,11 +13,11 @@ use super::close_rule::CloseRule;
 use super::open_files::{Handle, OpenFile};
 use super::pages::DIRECT_IO;
 use super::read_cache::{CachedReader, ReadReply};
-use super::resume::not_open;
+use super::resume::{Delivery, not_open, request_number};
 use super::table::NewHandle;
-use super::writing::PriorWrites;
+use super::writing::{PriorWrites, noted_rule};
 use super::{Front, FsResult};
-use crate::state::{POISONED, SlotKind};
+use crate::state::{POISONED, SPOOLED, SlotKind};
 
 /// The answer to open(2): our handle number and flags for the kernel.
 pub struct Opened {
@@ -26,20 +26,41 @@ pub struct Opened {
 }
 
 impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
-    pub(super) fn open(&self, node: u64, flags: i32, pid: u32) -> FsResult<Opened> {
+    pub(super) fn open(&self, node: u64, flags: i32, pid: u32, unique: u64) -> FsResult<Opened> {
+        let request = request_number(unique);
+        if Delivery::of(unique) == Delivery::Resent
+            && let Some(opened) = self.opened_before(node, flags, request)
+        {
+            return Ok(opened);
+        }
         {
             let _shared = self.staged.lock(node).read();
             if !self.needs_copy(node, flags) {
-                match self.open_direct(node, flags, pid) {
+                match self.open_direct(node, flags, pid, request) {
                     Err(error) if self.may_use_copy(node, flags, &error) => {}
                     opened => return opened,
                 }
             }
         }
-        self.open_staged(node, flags)
+        self.open_staged(node, flags, request)
     }
 
-    fn open_direct(&self, node: u64, flags: i32, pid: u32) -> FsResult<Opened> {
+    /// The handle that a previous engine opened for this request, without being able to say so. A second one would be opened beside a
+    /// handle that nobody closes.
+    fn opened_before(&self, node: u64, flags: i32, request: u64) -> Option<Opened> {
+        let number = self.table.opened_by(node, &request.to_le_bytes())?;
+        let slot = self.table.handle(number).ok()?;
+        match self.handles.get(number) {
+            Some(OpenFile::Staged(_)) => Some(Opened { number, flags: 0 }),
+            None if !slot.has(SPOOLED) => None,
+            Some(OpenFile::Direct(_)) | None => {
+                let is_direct = noted_rule(slot).needs_direct_io() || flags & libc::O_DIRECT != 0;
+                Some(Opened { number, flags: if is_direct { DIRECT_IO } else { 0 } })
+            }
+        }
+    }
+
+    fn open_direct(&self, node: u64, flags: i32, pid: u32, request: u64) -> FsResult<Opened> {
         let inode = self.inode(node)?;
         let inner = block_on(self.files.open(inode, self.inner_flags(node, flags).into(), CloseRule::opener()))?;
         let object = self.records.take_opened(inner.fh).ok_or_else(not_open)?;
@@ -48,9 +69,10 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             ReadWriteMode::Write => (SlotKind::WriteHandle, Some(CloseRule::for_process(pid))),
         };
         let direct_io = if close_rule.as_ref().is_some_and(CloseRule::needs_direct_io) { DIRECT_IO } else { 0 };
-        let etag = if kind == SlotKind::ReadHandle { object.etag.as_bytes() } else { &[] };
+        let request = request.to_le_bytes();
+        let text = if kind == SlotKind::ReadHandle { object.etag.as_bytes() } else { &request };
         let opener = close_rule.as_ref().map_or(0, CloseRule::process);
-        let new = NewHandle { kind, open_flags: flags, opener, etag, flags: self.flags_of_new(kind) };
+        let new = NewHandle { kind, open_flags: flags, opener, text, flags: self.flags_of_new(kind) };
         let is_replaced = kind == SlotKind::WriteHandle && flags & libc::O_TRUNC != 0;
         let kept = if is_replaced { self.keep_metadata(node) } else { Ok(()) };
         let added = kept.and_then(|()| Ok(self.table.add_handle(node, new)?));
@@ -115,7 +137,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let inode = self.inode(node)?;
         self.remake_all();
         let inner = block_on(self.files.opendir(inode, flags))?;
-        let new = NewHandle { kind: SlotKind::DirectoryHandle, open_flags: flags, opener: 0, etag: &[], flags: 0 };
+        let new = NewHandle { kind: SlotKind::DirectoryHandle, open_flags: flags, opener: 0, text: &[], flags: 0 };
         let number = self.table.add_handle(node, new).inspect_err(|_| {
             let _ = block_on(self.files.releasedir(inode, inner.fh, flags));
         })?;

@@ -267,7 +267,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Filesystem for Requests<C>
 
     fn open(&self, request: &Request<'_>, node: u64, flags: i32, reply: ReplyOpen) {
         let _in_flight = self.begin(request, RequestClass::Retryable, 0);
-        let opened = Front::open(self, node, flags, request.pid());
+        let opened = Front::open(self, node, flags, request.pid(), request.unique());
         answer!(self, "open", node, reply, opened, it => reply.opened(it.number, it.flags));
     }
 

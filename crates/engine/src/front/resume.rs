@@ -42,6 +42,11 @@ impl Delivery {
     }
 }
 
+/// The number of a request, however often it is sent.
+pub fn request_number(unique: u64) -> u64 {
+    unique & !SENT_AGAIN
+}
+
 pub struct Resuming {
     reopening: [Mutex<()>; LOCKS],
     /// Some names that were not in the bucket have not been made again yet.

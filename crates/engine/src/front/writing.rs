@@ -154,8 +154,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             return Err(poisoned());
         }
         let is_next = match slot.kind() {
-            // A large file whose upload was completed by a close: what follows is an edit.
-            SlotKind::WriteHandle if self.is_completed(request.number) && !slot.has(SPOOLED) => false,
+            // A file whose upload was completed, and cannot be begun again from the spool: what follows is an edit.
+            SlotKind::WriteHandle if self.is_completed(request.number, slot) && !slot.has(SPOOLED) => false,
             SlotKind::WriteHandle => {
                 u64::try_from(request.offset).is_ok_and(|it| it == slot.count.load(Ordering::Acquire))
             }
@@ -186,8 +186,13 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         self.staged_handle(number)
     }
 
-    fn is_completed(&self, number: u64) -> bool {
-        matches!(self.handles.get(number), Some(OpenFile::Direct(it)) if it.is_complete.load(Ordering::Acquire))
+    /// Whether what was written through this handle is stored.
+    fn is_completed(&self, number: u64, slot: &Slot) -> bool {
+        match self.handles.get(number) {
+            Some(OpenFile::Direct(handle)) => handle.is_complete.load(Ordering::Acquire),
+            Some(OpenFile::Staged(_)) => false,
+            None => self.config.commit_point == CommitPoint::Close && !slot.has(DIRTY),
+        }
     }
 
     /// What is known of a handle without opening it again.
@@ -206,6 +211,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     pub(super) fn note_stored(&self, slot: &Slot) {
         if slot.kind() == SlotKind::WriteHandle {
             self.table.end_writing(slot);
+            self.table.stored_through(slot);
             let node = slot.owner.load(Ordering::Relaxed);
             self.table.stored(node);
             self.send_late_metadata(node);

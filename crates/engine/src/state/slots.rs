@@ -67,7 +67,7 @@ pub struct Slot {
     /// nanoseconds; 0 if none was. Write handle: the lock owner that counts as the
     /// opener's, as far as it is known. Staged file: where the last request that appended was written.
     pub owner_of_locks: AtomicU64,
-    /// Node: its name. Read handle: the `ETag` of what it reads. Staged file: the `ETag` of the object it replaces. Metadata:
+    /// Node: its name. Read handle: the `ETag` of what it reads. Write handle: number of the request that opened it. Staged file: the `ETag` of the object it replaces. Metadata:
     /// names and values, each followed by a zero.
     text: [AtomicU8; INLINE_TEXT],
 }

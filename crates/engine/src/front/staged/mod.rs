@@ -30,7 +30,7 @@ use super::resume::not_open;
 use super::table::NewHandle;
 use super::writing::WriteRequest;
 use super::{Front, FsError, FsResult};
-use crate::state::{DIRTY, NEW, POISONED, SlotKind};
+use crate::state::{DIRTY, NEW, POISONED, SPOOLED, SlotKind};
 use file::StagedWrite;
 
 pub use directory::{Lifetime, StageDirectory};
@@ -212,27 +212,27 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         let is_writing = |number: u64| match (self.table.handle(number), self.handles.get(number)) {
             (Ok(slot), _) if slot.kind() != SlotKind::WriteHandle || slot.has(POISONED) => false,
             (_, Some(OpenFile::Direct(handle))) => !handle.is_complete.load(Ordering::Acquire),
-            (Ok(slot), None) => slot.has(DIRTY) || slot.count.load(Ordering::Acquire) == 0,
+            (Ok(slot), None) => slot.has(DIRTY) || (slot.has(SPOOLED) && slot.count.load(Ordering::Acquire) == 0),
             (_, Some(OpenFile::Staged(_))) | (Err(_), None) => false,
         };
         self.table.has_handles(node) && self.table.handles_of(node).into_iter().any(is_writing)
     }
 
-    pub(super) fn open_staged(&self, node: u64, flags: i32) -> FsResult<Opened> {
+    pub(super) fn open_staged(&self, node: u64, flags: i32, request: u64) -> FsResult<Opened> {
         let is_emptied = flags & libc::O_TRUNC != 0;
         let file = self.stage(node, if is_emptied { InitialContent::Empty } else { InitialContent::Current })?;
-        let attached = self.attach(&file, flags, is_emptied);
+        let attached = self.attach(&file, flags, request);
         if attached.is_err() {
             self.release_copy(&file);
         }
         attached
     }
 
-    fn attach(&self, file: &Arc<StagedFile>, flags: i32, is_emptied: bool) -> FsResult<Opened> {
+    fn attach(&self, file: &Arc<StagedFile>, flags: i32, request: u64) -> FsResult<Opened> {
         if file.is_lost() {
             return Err(file.lost());
         }
-        if is_emptied {
+        if flags & libc::O_TRUNC != 0 {
             let _turn = file.lock();
             file.set_length(0)?;
         }
@@ -241,7 +241,9 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         }
         let is_read_only = flags & libc::O_ACCMODE == libc::O_RDONLY;
         let kind = if is_read_only { SlotKind::ReadHandle } else { SlotKind::WriteHandle };
-        let new = NewHandle { kind, open_flags: flags, opener: 0, etag: &[], flags: 0 };
+        let request = request.to_le_bytes();
+        let text = if is_read_only { &[][..] } else { &request };
+        let new = NewHandle { kind, open_flags: flags, opener: 0, text, flags: 0 };
         let number = self.table.add_handle(file.node, new)?;
         self.handles.insert_staged(number, Arc::clone(file));
         Ok(Opened { number, flags: 0 })

@@ -106,22 +106,22 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
     /// Ends the upload of a file that is still small enough to be in the spool. Answers what was written, if anything is being
     /// uploaded. The upload of a larger file is completed, if the caller wants it; then the object is what was written.
     fn stop_uploads(&self, node: u64, large_uploads: LargeUploads) -> FsResult<Option<Vec<u8>>> {
-        let mut is_emptied = false;
+        let (mut is_emptied, mut is_stored) = (false, false);
         for number in self.table.handles_of(node) {
             let Ok(slot) = self.table.handle(number) else { continue };
             if slot.kind() != SlotKind::WriteHandle || slot.has(POISONED) {
                 continue;
             }
-            let is_empty = slot.count.load(Ordering::Acquire) == 0 && !slot.has(DIRTY) && slot.has(SPOOLED);
-            if is_empty && self.handles.get(number).is_none() {
-                // A previous engine opened it, perhaps without being able to say so: then the kernel has opened the file once more, by
-                // another handle, beside which this one cannot be opened again.
-                is_emptied = true;
+            if self.handles.get(number).is_none() && !slot.has(DIRTY) {
+                // Of a previous engine. What was written through it is stored; if nothing was, the file is empty until something is
+                // stored through another handle.
+                is_emptied |= slot.has(SPOOLED) && slot.count.load(Ordering::Acquire) == 0;
                 continue;
             }
             let handle = self.handle(number)?;
             let _turn = handle.turn.lock();
             if handle.is_complete.load(Ordering::Acquire) {
+                is_stored = true;
                 continue;
             }
             if !slot.has(SPOOLED)
@@ -129,6 +129,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
                 && self.config.commit_point == CommitPoint::Close
             {
                 self.complete_upload(number, slot, &handle)?;
+                is_stored = true;
                 continue;
             }
             if !slot.has(SPOOLED) {
@@ -150,7 +151,7 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
             }
             return Ok(Some(bytes));
         }
-        Ok(is_emptied.then(Vec::new))
+        Ok((is_emptied && !is_stored).then(Vec::new))
     }
 
     /// What was written so far becomes the object, of which the server copies what does not change. The caller has the handle's turn.

@@ -76,7 +76,7 @@ fn table() -> Table {
     for number in 0..3_u8 {
         let file = table.entry(deep, &[b'a' + number; 130], found(SlotKind::File, 20 + u64::from(number))).unwrap();
         let kind = if number == 0 { SlotKind::WriteHandle } else { SlotKind::ReadHandle };
-        let new = NewHandle { kind, open_flags: 0, opener: 42, etag: &[b'e'; 70], flags: SPOOLED };
+        let new = NewHandle { kind, open_flags: 0, opener: 42, text: &[b'e'; 70], flags: SPOOLED };
         table.add_handle(file, new).unwrap();
         table.set_metadata(file, &[b'm'; 80]).unwrap();
     }

@@ -25,7 +25,7 @@ pub(super) fn found(kind: SlotKind, inode: u64) -> EntryInfo {
 }
 
 pub(super) fn handle(kind: SlotKind, open_flags: i32) -> NewHandle<'static> {
-    NewHandle { kind, open_flags, opener: 42, etag: b"\"etag\"", flags: 0 }
+    NewHandle { kind, open_flags, opener: 42, text: b"\"etag\"", flags: 0 }
 }
 
 fn bound_to(table: &Table, node: u64) -> Result<u64, TableError> {
