@@ -45,8 +45,8 @@ impl<C: ObjectClient + Clone + Send + Sync + 'static> Front<C> {
         self.open_staged(node, flags, request)
     }
 
-    /// The handle that a previous engine opened for this request, without being able to say so. A second one would be opened beside a
-    /// handle that nobody closes.
+    /// The handle that a previous engine opened for this request, without being able to say so. With a second one, the first would stay
+    /// open for ever.
     fn opened_before(&self, node: u64, flags: i32, request: u64) -> Option<Opened> {
         let number = self.table.opened_by(node, &request.to_le_bytes())?;
         let slot = self.table.handle(number).ok()?;

