@@ -104,7 +104,8 @@ fn check_alive(host: &dyn Host, device: Device, target: &Path, deadline: Instant
 pub fn remove(host: &dyn Host, target: &Path, failpoints: Failpoints) -> Result<(), UnpublishError> {
     for attempt in 0..=MOST_STACKED {
         let failed = |cause| UnpublishError::Look { cause };
-        if host.mounted_at(target).map_err(failed)?.is_none() {
+        // The table also has mounts that another one hides: those are not taken for removed.
+        if attempt > 0 && host.mounted_at(target).map_err(failed)?.is_none() {
             break;
         }
         let table = host.mount_table().map_err(failed)?;

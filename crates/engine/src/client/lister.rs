@@ -27,30 +27,30 @@ pub enum ListError {
     Listing(ListingError),
 }
 
-/// So many of our requests in a row must have failed where those of the library did not, before only the library is used.
-const MOST_FAILED_ALONE: u32 = 3;
+/// So many of our requests in a row must have been refused where those of the library were not, before only the library is used.
+const MOST_REFUSED_ALONE: u32 = 3;
 
 /// A client of its own, made for the first listing.
 pub struct Lister {
     config: RawConfig,
     client: OnceLock<Option<RawClient>>,
-    /// Our requests in a row that failed where those of the library did not.
-    failed_alone: AtomicU32,
+    /// Our requests in a row that were refused where those of the library were not.
+    refused_alone: AtomicU32,
 }
 
 impl Lister {
     pub fn new(config: RawConfig) -> Self {
-        Self { config, client: OnceLock::new(), failed_alone: AtomicU32::new(0) }
+        Self { config, client: OnceLock::new(), refused_alone: AtomicU32::new(0) }
     }
 
     /// Whether the store, or something before it, understands our requests as well as those of the library.
     pub fn is_understood(&self) -> bool {
-        self.failed_alone.load(Ordering::Relaxed) < MOST_FAILED_ALONE
+        self.refused_alone.load(Ordering::Relaxed) < MOST_REFUSED_ALONE
     }
 
-    /// Notes that our request failed, and that the library's did not.
-    pub fn note_failed_alone(&self) {
-        if self.failed_alone.fetch_add(1, Ordering::Relaxed) + 1 == MOST_FAILED_ALONE {
+    /// Notes that our request was refused, and that the library's was not.
+    pub fn note_refused_alone(&self) {
+        if self.refused_alone.fetch_add(1, Ordering::Relaxed) + 1 == MOST_REFUSED_ALONE {
             tracing::warn!(
                 "the store refuses our requests for listings, only the client library sends them from now on"
             );
@@ -88,7 +88,7 @@ impl Lister {
         };
         let response = client.request(request).await.map_err(ListError::Request)?;
         let page = listing_xml::parse(&response.body).map_err(ListError::Listing)?;
-        self.failed_alone.store(0, Ordering::Relaxed);
+        self.refused_alone.store(0, Ordering::Relaxed);
         Ok(page)
     }
 }

@@ -102,7 +102,12 @@ where
             Err(error) => {
                 // The library has an error for each cause, so it may fail, too.
                 tracing::debug!(%error, prefix, "cannot list, the client library tries");
-                ask_library.await.inspect(|_| self.lister.note_failed_alone())
+                let is_refused = matches!(error, ListError::Request(RawError::Refused { .. }));
+                ask_library.await.inspect(|_| {
+                    if is_refused {
+                        self.lister.note_refused_alone();
+                    }
+                })
             }
         }
     }

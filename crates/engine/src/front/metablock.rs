@@ -115,6 +115,9 @@ impl<M: Metablock + Send + Sync> RecordingMetablock<M> {
     fn begin(&self) -> DirectoryWork<'_, M> {
         let mut working = self.working.lock();
         self.work_ended.wait_while(&mut working, |it| *it > 0 && MOST_FORGOTTEN <= self.forgotten.lock().len());
+        if *working == 0 {
+            self.forget_all();
+        }
         *working += 1;
         DirectoryWork(self)
     }
@@ -126,10 +129,15 @@ impl<M: Metablock + Send + Sync> RecordingMetablock<M> {
             if *working > 0 {
                 return;
             }
-            let forgotten = std::mem::take(&mut *self.forgotten.lock());
-            for (ino, n) in forgotten {
-                self.inner.forget(ino, n).now_or_never().expect("forgetting has nothing to wait for");
-            }
+            self.forget_all();
+        }
+    }
+
+    /// Only while nothing else is going on, and nothing else can begin.
+    fn forget_all(&self) {
+        let forgotten = std::mem::take(&mut *self.forgotten.lock());
+        for (ino, n) in forgotten {
+            self.inner.forget(ino, n).now_or_never().expect("forgetting has nothing to wait for");
         }
     }
 

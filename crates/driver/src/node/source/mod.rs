@@ -399,8 +399,10 @@ pub fn is_unused(table: &MountTable, path: &Path, device: Device) -> bool {
 pub fn unmount(host: &dyn Host, held_mounts: &HeldMounts, path: &Path) -> Result<(), HostError> {
     // Files that stay open would wait for an engine instead of failing, as long as we have a copy.
     held_mounts.end(path);
-    for _ in 0..MOST_STACKED {
-        if host.mounted_at(path)?.is_none() || !host.mount_table()?.at(path).is_some_and(Mount::is_ours) {
+    for attempt in 0..MOST_STACKED {
+        // The table also has mounts that another one hides: those are not taken for removed.
+        let is_removed = attempt > 0 && host.mounted_at(path)?.is_none();
+        if is_removed || !host.mount_table()?.at(path).is_some_and(Mount::is_ours) {
             return Ok(());
         }
         match host.unmount(path) {
