@@ -62,7 +62,7 @@ pub fn listings(arguments: &Arguments) -> Option<Arc<Listings>> {
         TimeToLive::Indefinite => false,
     };
     let ttls = [arguments.metadata_ttl, arguments.negative_metadata_ttl];
-    (!ttls.into_iter().flatten().any(asks_each_time)).then(|| Arc::default())
+    (!ttls.into_iter().flatten().any(asks_each_time)).then(Arc::default)
 }
 
 pub fn file_system_config(arguments: &Arguments, personality: S3Personality) -> S3FilesystemConfig {

@@ -142,9 +142,9 @@ impl<M: Metablock + Send + Sync> RecordingMetablock<M> {
     }
 
     async fn list<T>(&self, begin: &ListingBegin<'_, M>, mut listing: impl Future<Output = T> + Unpin) -> T {
-        let begun = poll_fn(|context| Poll::Ready(listing.poll_unpin(context))).await;
+        let first = poll_fn(|context| Poll::Ready(listing.poll_unpin(context))).await;
         drop(begin.lock().take());
-        match begun {
+        match first {
             Poll::Ready(listed) => listed,
             Poll::Pending => listing.await,
         }

@@ -269,8 +269,8 @@ impl SourceManager {
         fuse: OwnedFd,
         deadline: Instant,
     ) -> Result<Device, SourceError> {
-        let mounted = self.host.mounted_at(&spec.path).map_err(|cause| SourceError::Look { cause })?;
-        let device = mounted.ok_or_else(|| SourceError::Vanished { path: spec.path.clone() })?;
+        let found = self.host.mounted_at(&spec.path).map_err(|cause| SourceError::Look { cause })?;
+        let device = found.ok_or_else(|| SourceError::Vanished { path: spec.path.clone() })?;
         if let Err(error) = mounter.error_directory.remove_file(s3csi_handoff::ERROR_FILE) {
             tracing::debug!(source = spec.name, %error, "old error file not removed");
         }
